@@ -1,0 +1,11 @@
+//! `semel explain`.
+
+use crate::error::{Exit, Failure};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+/// Runs the command.
+pub fn run(_args: Args) -> Result<Exit, Failure> {
+    Err(Failure::refused("explain: not built yet"))
+}

@@ -1,0 +1,70 @@
+//! The command line: one file a command. Results go to stdout, logs and progress to stderr.
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::error::{Exit, Failure};
+
+mod check;
+mod dev;
+mod explain;
+mod quickstart;
+mod run;
+mod test;
+
+/// An exactly-once stream processor: topologies declared in TOML, Kafka to Kafka in one transaction, Postgres under a
+/// version guard.
+#[derive(Debug, Parser)]
+#[command(name = "semel", version, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// How logs are written to stderr.
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the main job on a real broker and a real Postgres, from nothing, and check the result.
+    Quickstart(quickstart::Args),
+    /// Run a topology as a stream job.
+    Run(run::Args),
+    /// Print all findings of topology files.
+    Check(check::Args),
+    /// Print the plan and the guarantee of every edge.
+    Explain(explain::Args),
+    /// Run the [[tests]] of topology files on the real operators, without a broker.
+    Test(test::Args),
+    /// A local Kafka and Postgres to play with.
+    Dev(dev::Args),
+}
+
+/// Parses the arguments of the process, runs the command and answers the exit status.
+pub fn main() -> Exit {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Refused } else { Exit::Done };
+        }
+    };
+    crate::observe::init_logs(cli.log_format == LogFormat::Json);
+    let result = match cli.command {
+        Command::Quickstart(args) => quickstart::run(args),
+        Command::Run(args) => run::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Explain(args) => explain::run(args),
+        Command::Test(args) => test::run(args),
+        Command::Dev(args) => dev::run(args),
+    };
+    result.unwrap_or_else(|failure: Failure| {
+        eprintln!("semel: {}", failure.message);
+        failure.exit
+    })
+}

@@ -1,0 +1,11 @@
+//! `semel run`.
+
+use crate::error::{Exit, Failure};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+/// Runs the command.
+pub fn run(_args: Args) -> Result<Exit, Failure> {
+    Err(Failure::refused("run: not built yet"))
+}

@@ -1,0 +1,5 @@
+//! From a TOML file to a plan: `load` parses and checks (every finding of a file in one run), `plan` derives stages,
+//! topics and the guarantee of each edge, `describe` prints it.
+
+pub mod plan;
+pub mod spec;

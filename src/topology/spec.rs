@@ -1,0 +1,260 @@
+//! What a topology file declares, checked and with its expressions compiled.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::expr::Program;
+
+/// A checked topology file.
+#[derive(Clone, Debug)]
+pub struct Topology {
+    /// The file it was read from, as the user named it.
+    pub file: String,
+    pub name: String,
+    pub guarantee: Guarantee,
+    pub commit_interval: Duration,
+    /// Seals a batch earlier: 1 is a transaction a record.
+    pub batch_records: Option<NonZeroU64>,
+    pub workers: u32,
+    /// Bytes of a worker's queues.
+    pub memory: u64,
+    pub shutdown_timeout: Duration,
+    pub transaction_timeout: Duration,
+    pub session_timeout: Duration,
+    /// Overrides the instance id that semel makes and keeps in its state directory.
+    pub instance: Option<String>,
+    pub state_dir: Option<PathBuf>,
+    pub on_error: OnError,
+    pub kafka: Kafka,
+    /// Sources, transforms and sinks in the order of the file. Inputs refer to this list by index.
+    pub nodes: Vec<Node>,
+    pub tests: Vec<TestCase>,
+    /// Variables without a value or a default: an error as soon as the place that names them is used.
+    pub unset: Vec<UnsetVariable>,
+    /// SHA-256 of the file's text in hex: which version of the file ran.
+    pub fingerprint: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guarantee {
+    ExactlyOnce,
+    AtLeastOnce,
+    AtMostOnce,
+}
+
+/// What happens to a record that an operator fails on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnError {
+    Reject,
+    Skip,
+    Stop,
+}
+
+#[derive(Clone, Debug)]
+pub struct Kafka {
+    pub brokers: String,
+    /// librdkafka properties, none of which breaks the guarantee.
+    pub properties: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct UnsetVariable {
+    pub name: String,
+    /// The node whose setting names it; none for the top level and `[kafka]`.
+    pub node: Option<String>,
+    /// Line and column, from 1.
+    pub line: usize,
+    pub column: usize,
+}
+
+/// Index into [`Topology::nodes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub usize);
+
+/// Where a node's input comes from: a node, and for a `route` which of its outputs
+/// (an index into its routes; `routes.len()` is `_unmatched`). 0 elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Port {
+    pub node: NodeId,
+    pub output: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub name: String,
+    /// Empty for sources.
+    pub inputs: Vec<Port>,
+    /// The node's own `on_error`, else the file's.
+    pub on_error: OnError,
+    pub kind: NodeKind,
+}
+
+#[derive(Clone, Debug)]
+pub enum NodeKind {
+    Source(Source),
+    Filter { condition: Program, tombstones: Tombstones },
+    Remap { source: Program, tombstones: Tombstones },
+    Route { routes: Vec<Route>, tombstones: Tombstones },
+    FlatMap { source: Program, tombstones: Tombstones },
+    Rekey { key: Program },
+    KafkaSink(KafkaSink),
+    PostgresSink(PostgresSink),
+}
+
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub topics: Vec<String>,
+    pub format: Format,
+    pub event_id: Option<Program>,
+    pub event_time: Option<Program>,
+    pub start: Start,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Json,
+    String,
+    Bytes,
+}
+
+/// Where a job that never ran begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    Earliest,
+    Latest,
+    /// Milliseconds since the epoch.
+    Timestamp(i64),
+}
+
+/// What a transform does with a null value. `Pass` is the default; a route then sends it to every output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tombstones {
+    Pass,
+    Drop,
+    Process,
+}
+
+#[derive(Clone, Debug)]
+pub struct Route {
+    pub name: String,
+    pub condition: Program,
+}
+
+#[derive(Clone, Debug)]
+pub struct KafkaSink {
+    pub topic: String,
+    /// Default: the input's key.
+    pub key: Option<Program>,
+    pub create: Option<CreateTopic>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateTopic {
+    pub partitions: i32,
+    pub replication: Option<i32>,
+    pub config: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct PostgresSink {
+    pub url: String,
+    /// `table` or `schema.table`.
+    pub table: String,
+    pub key: Vec<String>,
+    pub version: String,
+    pub deleted: Option<String>,
+    pub delete_when: Option<Program>,
+    /// Columns made by an expression instead of taken from the member of their name.
+    pub columns: Vec<(String, Program)>,
+    pub unknown_fields: UnknownFields,
+    pub tombstones: SinkTombstones,
+    pub progress: Progress,
+    pub batch_rows: usize,
+    pub batch_bytes: u64,
+    /// `false` sends unnamed statements, for a pooler in transaction mode.
+    pub prepared: bool,
+    /// Stops the stage when more records than this a minute are rejected.
+    pub max_rejects_per_minute: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownFields {
+    Ignore,
+    Reject,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SinkTombstones {
+    Reject,
+    Ignore,
+    Delete,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Kafka,
+}
+
+/// A `[[tests]]` case.
+#[derive(Clone, Debug)]
+pub struct TestCase {
+    pub name: String,
+    /// Line of the case in the file, from 1.
+    pub line: usize,
+    pub inputs: Vec<TestInput>,
+    pub outputs: Vec<TestOutput>,
+}
+
+#[derive(Clone, Debug)]
+pub struct TestInput {
+    pub source: NodeId,
+    /// Topic, for a source of several; default its first.
+    pub topic: Option<String>,
+    pub key: Option<Vec<u8>>,
+    /// `None` is a tombstone.
+    pub value: Option<Vec<u8>>,
+    pub headers: Vec<(String, Option<Vec<u8>>)>,
+    pub timestamp: Option<i64>,
+    pub partition: i32,
+}
+
+#[derive(Clone, Debug)]
+pub enum TestOutput {
+    /// Complete and in order; only what is given is compared.
+    Records { sink: NodeId, records: Vec<ExpectedRecord> },
+    /// The live table sorted by key; columns given are compared. `deleted` lists keys that hold a tombstone.
+    Rows {
+        sink: NodeId,
+        rows: Option<Vec<serde_json::Map<String, serde_json::Value>>>,
+        deleted: Option<Vec<serde_json::Value>>,
+    },
+    /// In order.
+    DeadLetters { records: Vec<ExpectedReject> },
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct ExpectedRecord {
+    /// `Some(None)` expects a null key.
+    pub key: Option<Option<Vec<u8>>>,
+    pub value: Option<ExpectedValue>,
+    pub headers: Option<Vec<(String, Option<Vec<u8>>)>>,
+    pub timestamp: Option<i64>,
+    pub partition: Option<i32>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum ExpectedValue {
+    /// By JSON equality.
+    Json(serde_json::Value),
+    /// Byte for byte (`json`, `text`, `base64`).
+    Bytes(Vec<u8>),
+    Tombstone,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExpectedReject {
+    pub node: Option<String>,
+    pub reason: Option<String>,
+}
