@@ -1,0 +1,313 @@
+//! Administration: is the cluster there, topics, positions.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdkafka::bindings as rd;
+use rdkafka::types::{RDKafkaAdminOp as AdminOp, RDKafkaResourceType as ResourceType};
+
+use super::client::{Client, Event, Kind};
+use super::code::Code;
+use super::config::{Connection, millis};
+use super::describe::{self, Shape, TopicInfo};
+use super::error::{Error, Operation};
+use super::list::{self, List};
+use super::offsets::{self, At, Committed, Isolation};
+use super::request::{c_string, construct, request, with_trouble};
+use crate::record::{Position, TopicPartition};
+
+// As integers: see `code.rs`.
+unsafe extern "C" {
+    fn rd_kafka_topic_result_error(result: *const rd::rd_kafka_topic_result_t) -> c_int;
+    fn rd_kafka_metadata(
+        client: *mut rd::rd_kafka_t,
+        all_topics: c_int,
+        topic: *mut rd::rd_kafka_topic_t,
+        metadata: *mut *const rd::rd_kafka_metadata_t,
+        timeout_ms: c_int,
+    ) -> c_int;
+}
+
+/// A client for administration. Every call blocks up to its time limit, plus a second.
+#[derive(Debug)]
+pub struct Admin {
+    client: Arc<Client>,
+    timeout: Duration,
+}
+
+impl Admin {
+    /// Creates the client with a time limit for each call; it connects in the background.
+    pub fn new(connection: &Connection, timeout: Duration) -> Result<Admin, Error> {
+        let client = Client::new(Kind::Plain, &connection.settings())?;
+        Ok(Admin { client: Arc::new(client), timeout })
+    }
+
+    /// Makes sure that the cluster is there: asks for its brokers, then asks one of them something at the address under
+    /// which it names itself. Errors: why not, once `timeout` has passed.
+    pub fn ping(&self, timeout: Duration) -> Result<(), Error> {
+        let deadline = Instant::now() + timeout;
+        let broker = loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.a_broker(left.min(Duration::from_millis(500))) {
+                Ok(broker) => break broker,
+                Err(error) if left.is_zero() || !error.code().is_transient() => {
+                    return Err(self.unreachable(&error, timeout));
+                }
+                Err(_) => {}
+            }
+        };
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(100));
+        match self.broker_settings(broker, left) {
+            // Any answer of the broker will do, a refusal included.
+            Err(error) if error.code().is_transient() => Err(self.unreachable(&error, timeout)),
+            _ => Ok(()),
+        }
+    }
+
+    fn unreachable(&self, error: &Error, timeout: Duration) -> Error {
+        self.client.serve();
+        let reason = self.client.trouble().unwrap_or_else(|| error.text().to_owned());
+        let brokers = self.client.brokers();
+        let text = format!("no answer from {brokers} within {} s: {reason}", timeout.as_secs_f32());
+        Error::new(Operation::Connect, error.code(), text)
+    }
+
+    /// The id of some broker of the cluster.
+    fn a_broker(&self, timeout: Duration) -> Result<i32, Error> {
+        let mut metadata = ptr::null();
+        // SAFETY: the client is alive; without a topic only brokers are asked for. Metadata that is set is ours.
+        let code =
+            Code(unsafe { rd_kafka_metadata(self.client.ptr(), 0, ptr::null_mut(), &mut metadata, millis(timeout)) });
+        self.client.serve();
+        if code.is_error() || metadata.is_null() {
+            return Err(with_trouble(&self.client, Error::of_code(Operation::Connect, code)));
+        }
+        // SAFETY: metadata is alive until it is freed here, and holds that many brokers.
+        unsafe {
+            let id = ((*metadata).broker_cnt > 0).then(|| (*(*metadata).brokers).id);
+            rd::rd_kafka_metadata_destroy(metadata);
+            id.ok_or_else(|| Error::of_code(Operation::Connect, Code::ALL_BROKERS_DOWN))
+        }
+    }
+
+    fn broker_settings(&self, broker: i32, timeout: Duration) -> Result<BTreeMap<String, String>, Error> {
+        let name = broker.to_string();
+        let mut all = describe::configs(&self.client, ResourceType::RD_KAFKA_RESOURCE_BROKER, &[&name], timeout)?;
+        Ok(all.remove(&name).unwrap_or_default())
+    }
+
+    /// A setting of some broker, such as `transaction.max.timeout.ms`; `None` where it has none of that name.
+    pub fn broker_config(&self, name: &str) -> Result<Option<String>, Error> {
+        let broker = self.a_broker(self.timeout)?;
+        Ok(self.broker_settings(broker, self.timeout)?.remove(name))
+    }
+
+    /// Topics by name; one that does not exist is `None`.
+    pub fn topics(&self, names: &[&str]) -> Result<BTreeMap<String, Option<TopicInfo>>, Error> {
+        describe::topics(&self.client, names, self.timeout)
+    }
+
+    /// One topic.
+    pub fn topic(&self, name: &str) -> Result<Option<TopicInfo>, Error> {
+        Ok(self.topics(&[name])?.remove(name).flatten())
+    }
+
+    /// Makes a topic and waits until the brokers know it; false if it was there already, as it may be.
+    /// `replication` below 1 takes the broker's default.
+    pub fn create_topic(
+        &self,
+        name: &str,
+        partitions: i32,
+        replication: i32,
+        config: &BTreeMap<String, String>,
+    ) -> Result<bool, Error> {
+        let operation = Operation::Admin("creating a topic");
+        let topic = c_string(operation, name)?;
+        let config = config
+            .iter()
+            .map(|(key, value)| Ok((c_string(operation, key)?, c_string(operation, value)?)))
+            .collect::<Result<Vec<_>, Error>>()?;
+        let replication = if replication < 1 { -1 } else { replication };
+        // SAFETY: the name is alive; the text buffer is of the size that is told.
+        let new = construct(operation, |text, size| unsafe {
+            rd::rd_kafka_NewTopic_new(topic.as_ptr(), partitions, replication, text, size)
+        })
+        .map_err(|error| error.at(name, None))?;
+        let answer = self.request(operation, AdminOp::RD_KAFKA_ADMIN_OP_CREATETOPICS, |options, queue| {
+            // SAFETY: everything is alive; the calls copy, and what was made above is freed here.
+            unsafe {
+                for (key, value) in &config {
+                    rd::rd_kafka_NewTopic_set_config(new.as_ptr(), key.as_ptr(), value.as_ptr());
+                }
+                let mut new = new.as_ptr();
+                rd::rd_kafka_CreateTopics(self.client.ptr(), &mut new, 1, options, queue);
+                rd::rd_kafka_NewTopic_destroy(new);
+            }
+        })?;
+        // SAFETY: the event is alive and of the kind that was asked for; it owns the results.
+        let made = unsafe {
+            let mut count = 0;
+            let result = rd::rd_kafka_event_CreateTopics_result(answer.as_ptr());
+            let results = rd::rd_kafka_CreateTopics_result_topics(result, &mut count);
+            topic_results(operation, results, count)
+        };
+        let made = match made {
+            Ok(()) => true,
+            Err(error) if error.code() == Code::TOPIC_EXISTS => false,
+            Err(error) => return Err(error),
+        };
+        self.until(name, |shape| shape.is_some())?;
+        Ok(made)
+    }
+
+    /// Deletes topics and waits until the brokers have forgotten them. Those that do not exist are no matter.
+    pub fn delete_topics(&self, names: &[&str]) -> Result<(), Error> {
+        let operation = Operation::Admin("deleting a topic");
+        if names.is_empty() {
+            return Ok(());
+        }
+        let topics = names.iter().map(|name| c_string(operation, name)).collect::<Result<Vec<_>, _>>()?;
+        let answer = self.request(operation, AdminOp::RD_KAFKA_ADMIN_OP_DELETETOPICS, |options, queue| {
+            // SAFETY: everything is alive; the calls copy, and what is made here is freed here.
+            unsafe {
+                let mut old: Vec<_> = topics.iter().map(|name| rd::rd_kafka_DeleteTopic_new(name.as_ptr())).collect();
+                let count = old.len();
+                rd::rd_kafka_DeleteTopics(self.client.ptr(), old.as_mut_ptr(), count, options, queue);
+                rd::rd_kafka_DeleteTopic_destroy_array(old.as_mut_ptr(), count);
+            }
+        })?;
+        // SAFETY: the event is alive and of the kind that was asked for; it owns the results.
+        let deleted = unsafe {
+            let mut count = 0;
+            let result = rd::rd_kafka_event_DeleteTopics_result(answer.as_ptr());
+            let results = rd::rd_kafka_DeleteTopics_result_topics(result, &mut count);
+            topic_results(operation, results, count)
+        };
+        match deleted {
+            Err(error) if error.code() != Code::UNKNOWN_TOPIC => return Err(error),
+            _ => {}
+        }
+        names.iter().try_for_each(|name| self.until(name, |shape| shape.is_none()))
+    }
+
+    /// Raises a topic's partition count to `total` and waits until the brokers know it.
+    pub fn create_partitions(&self, name: &str, total: i32) -> Result<(), Error> {
+        let operation = Operation::Admin("adding partitions");
+        let topic = c_string(operation, name)?;
+        // SAFETY: the name is alive; the text buffer is of the size that is told.
+        let new = construct(operation, |text, size| unsafe {
+            rd::rd_kafka_NewPartitions_new(topic.as_ptr(), total.max(0) as usize, text, size)
+        })
+        .map_err(|error| error.at(name, None))?;
+        let answer = self.request(operation, AdminOp::RD_KAFKA_ADMIN_OP_CREATEPARTITIONS, |options, queue| {
+            // SAFETY: everything is alive; the call copies, and what was made above is freed here.
+            unsafe {
+                let mut new = new.as_ptr();
+                rd::rd_kafka_CreatePartitions(self.client.ptr(), &mut new, 1, options, queue);
+                rd::rd_kafka_NewPartitions_destroy(new);
+            }
+        })?;
+        // SAFETY: the event is alive and of the kind that was asked for; it owns the results.
+        unsafe {
+            let mut count = 0;
+            let result = rd::rd_kafka_event_CreatePartitions_result(answer.as_ptr());
+            let results = rd::rd_kafka_CreatePartitions_result_topics(result, &mut count);
+            topic_results(operation, results, count)?;
+        }
+        self.until(name, |shape| shape.is_some_and(|s| s.partitions >= total))
+    }
+
+    /// Deletes the records before each position.
+    pub fn delete_records(&self, before: &[(TopicPartition, Position)]) -> Result<(), Error> {
+        let operation = Operation::Admin("deleting records");
+        let list = List::of_positions(before);
+        let answer = self.request(operation, AdminOp::RD_KAFKA_ADMIN_OP_DELETERECORDS, |options, queue| {
+            // SAFETY: everything is alive; the calls copy, and what is made here is freed here.
+            unsafe {
+                let mut records = rd::rd_kafka_DeleteRecords_new(list.as_ptr());
+                rd::rd_kafka_DeleteRecords(self.client.ptr(), &mut records, 1, options, queue);
+                rd::rd_kafka_DeleteRecords_destroy(records);
+            }
+        })?;
+        // SAFETY: the event is alive and of the kind that was asked for; it owns the list, which is copied.
+        let entries = unsafe {
+            let result = rd::rd_kafka_event_DeleteRecords_result(answer.as_ptr());
+            list::entries(rd::rd_kafka_DeleteRecords_result_offsets(result))
+        };
+        match entries.into_iter().find(|e| e.code.is_error()) {
+            Some(e) => Err(Error::of_code(operation, e.code).at(e.partition.topic, Some(e.partition.partition))),
+            None => Ok(()),
+        }
+    }
+
+    /// Positions in the log; `None` where no record is that young.
+    pub fn offsets(
+        &self,
+        asked: &[(TopicPartition, At)],
+        isolation: Isolation,
+    ) -> Result<Vec<(TopicPartition, Option<Position>)>, Error> {
+        offsets::in_log(&self.client, asked, isolation, self.timeout)
+    }
+
+    /// Any group's positions. With `stable`, those that an open transaction holds are waited for.
+    pub fn committed(&self, group: &str, partitions: &[TopicPartition], stable: bool) -> Result<Vec<Committed>, Error> {
+        offsets::committed(&self.client, group, partitions, stable, self.timeout)
+    }
+
+    fn request(
+        &self,
+        operation: Operation,
+        native: AdminOp,
+        send: impl FnOnce(*const rd::rd_kafka_AdminOptions_t, *mut rd::rd_kafka_queue_t),
+    ) -> Result<Event, Error> {
+        request(&self.client, operation, native, self.timeout, |options, queue| send(options.as_ptr(), queue))
+    }
+
+    /// A change is made at the controller first: waits until the brokers show it.
+    fn until(&self, name: &str, shown: impl Fn(Option<Shape>) -> bool) -> Result<(), Error> {
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            let shape = describe::shapes(&self.client, &[name], self.timeout)?.remove(name).flatten();
+            if shown(shape) {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let operation = Operation::Admin("waiting for a change to a topic");
+                return Err(Error::of_code(operation, Code::TIMED_OUT).at(name, None));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The first topic that was refused.
+///
+/// # Safety
+/// `results` points to `count` live results.
+unsafe fn topic_results(
+    operation: Operation,
+    results: *mut *const rd::rd_kafka_topic_result_t,
+    count: usize,
+) -> Result<(), Error> {
+    let text = |text: *const c_char| {
+        // SAFETY: null or NUL-terminated, owned by a result that is alive.
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    };
+    for index in 0..count {
+        // SAFETY: alive by the caller's word; strings are copied.
+        unsafe {
+            let result = *results.add(index);
+            let code = Code(rd_kafka_topic_result_error(result));
+            if code.is_error() {
+                let said = text(rd::rd_kafka_topic_result_error_string(result)).unwrap_or_else(|| code.text());
+                let name = text(rd::rd_kafka_topic_result_name(result)).unwrap_or_default();
+                return Err(Error::new(operation, code, said).at(name, None));
+            }
+        }
+    }
+    Ok(())
+}

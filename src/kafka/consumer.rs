@@ -1,0 +1,395 @@
+//! The consumer: one call that waits for whatever comes next, rebalances included.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::bindings as rd;
+
+use super::client::{Client, Event, Kind};
+use super::code::Code;
+use super::config::{Connection, Settings, millis};
+use super::error::{Error, Operation};
+use super::group::GroupHandle;
+use super::list::{self, List, RawEntry};
+use super::message::Message;
+use super::offsets;
+use crate::record::{Position, TopicPartition};
+
+/// How long dropping a consumer may take when nobody closed it.
+const CLOSE_ON_DROP: Duration = Duration::from_secs(3);
+
+#[derive(Clone, Debug)]
+pub struct ConsumerOptions<'a> {
+    pub group: &'a str,
+    /// `group.instance.id`: static membership.
+    pub instance_id: Option<&'a str>,
+    pub session_timeout: Duration,
+    pub max_poll_interval: Duration,
+    /// Bytes fetched ahead for all partitions together. One fetch response may go over it.
+    pub queue_bytes: u64,
+    pub read_committed: bool,
+    /// Report [`Polled::EndOfPartition`]. Only a hint: with read_committed it comes at the last stable offset.
+    pub end_of_partition: bool,
+}
+
+impl<'a> ConsumerOptions<'a> {
+    pub fn new(group: &'a str) -> ConsumerOptions<'a> {
+        ConsumerOptions {
+            group,
+            instance_id: None,
+            session_timeout: Duration::from_secs(15),
+            max_poll_interval: Duration::from_secs(300),
+            queue_bytes: 8 << 20,
+            read_committed: true,
+            end_of_partition: false,
+        }
+    }
+}
+
+/// What a poll brought.
+#[derive(Debug)]
+pub enum Polled<'c> {
+    Record(Message<'c>),
+    /// The group gives us these. Answer with [`Consumer::assign`], also when the list is empty.
+    Assign(Vec<TopicPartition>),
+    /// Finish what is open on these, then answer with [`Consumer::unassign`]. `lost`: somebody else may have them already,
+    /// nothing of them may be committed any more.
+    Revoke {
+        partitions: Vec<TopicPartition>,
+        lost: bool,
+    },
+    EndOfPartition(TopicPartition),
+    Failed(Error),
+    /// Nothing for the caller: time is up, or the client minded its own business. Poll again.
+    Nothing,
+}
+
+/// A member of a consumer group. Nothing happens in callbacks: rebalances arrive from [`poll`](Consumer::poll) and wait
+/// for their answer, heartbeats go on meanwhile. Poll at least every `max_poll_interval`.
+pub struct Consumer {
+    client: Arc<Client>,
+    group: GroupHandle,
+    group_id: String,
+    read_committed: bool,
+    /// Where each assigned partition was started, for assignors that know only whole assignments.
+    starts: HashMap<TopicPartition, Position>,
+    closed: bool,
+}
+
+impl Consumer {
+    /// Creates the client; it connects in the background. Errors: settings that the client does not take.
+    pub fn new(connection: &Connection, options: &ConsumerOptions<'_>) -> Result<Consumer, Error> {
+        let client = Arc::new(Client::new(Kind::Member, &settings(connection, options))?);
+        Ok(Consumer {
+            group: GroupHandle::new(&client),
+            client,
+            group_id: options.group.to_owned(),
+            read_committed: options.read_committed,
+            starts: HashMap::new(),
+            closed: false,
+        })
+    }
+
+    /// Joins the group for these topics. A name that starts with `^` is a pattern.
+    pub fn subscribe(&self, topics: &[&str]) -> Result<(), Error> {
+        let partitions: Vec<_> = topics.iter().map(|topic| TopicPartition::new(*topic, -1)).collect();
+        let list = List::of_partitions(partitions.iter());
+        // SAFETY: client and list are alive; the call copies the list.
+        let code = Code(unsafe { rd::rd_kafka_subscribe(self.client.ptr(), list.as_ptr()) } as i32);
+        if code.is_error() { Err(Error::of_code(Operation::Subscribe, code)) } else { Ok(()) }
+    }
+
+    /// Waits up to `timeout` for what comes next. A message borrows the consumer, so none can be held across a change of
+    /// the assignment.
+    #[inline]
+    pub fn poll(&self, timeout: Duration) -> Polled<'_> {
+        let Some(event) = self.client.poll(timeout) else { return Polled::Nothing };
+        match event.kind() {
+            rd::RD_KAFKA_EVENT_FETCH => Message::new(event).map_or(Polled::Nothing, Polled::Record),
+            rd::RD_KAFKA_EVENT_REBALANCE => self.rebalance(&event),
+            rd::RD_KAFKA_EVENT_ERROR => self.failed(&event),
+            _ => Polled::Nothing,
+        }
+    }
+
+    fn rebalance(&self, event: &Event) -> Polled<'_> {
+        // SAFETY: the event is alive and owns the list.
+        let entries = unsafe { list::entries(rd::rd_kafka_event_topic_partition_list(event.as_ptr())) };
+        let partitions = entries.into_iter().map(|e| e.partition).collect();
+        match event.code() {
+            Code::ASSIGN_PARTITIONS => Polled::Assign(partitions),
+            _ => Polled::Revoke { partitions, lost: self.assignment_lost() },
+        }
+    }
+
+    fn failed(&self, event: &Event) -> Polled<'_> {
+        let code = event.code();
+        let entry = partition_of(event);
+        if let (Code::PARTITION_EOF, Some(entry)) = (code, &entry) {
+            return Polled::EndOfPartition(entry.partition.clone());
+        }
+        let mut text = event.text();
+        // Connections come and go, and the client mends them by itself.
+        if !event.is_fatal() && entry.is_none() && code.is_transient() {
+            self.client.note_trouble(&text);
+            return Polled::Nothing;
+        }
+        let mut error = Error::new(Operation::Consume, code, String::new()).with_fatal(event.is_fatal());
+        if let Some(entry) = entry {
+            if let Some(position) = entry.position().filter(|_| error.is_out_of_range()) {
+                text = format!("the position {position} is outside the topic's log ({text})");
+            }
+            error = error.at(entry.partition.topic, Some(entry.partition.partition));
+        }
+        Polled::Failed(self.client.explain(error.with_text(text)))
+    }
+
+    /// Answers [`Polled::Assign`], with as many of its partitions as have a position yet; [`add`](Consumer::add) the rest
+    /// later. An incremental assignor (cooperative-sticky, `group.protocol=consumer`) gets these on top of what is assigned;
+    /// for another one they are the whole assignment.
+    pub fn assign(&mut self, positions: &[(TopicPartition, Position)]) -> Result<(), Error> {
+        if self.is_cooperative() {
+            return self.incremental_assign(positions);
+        }
+        self.starts = positions.iter().cloned().collect();
+        self.assign_whole()
+    }
+
+    /// Adds partitions to the assignment, from the loop rather than in answer to an event.
+    pub fn add(&mut self, positions: &[(TopicPartition, Position)]) -> Result<(), Error> {
+        if self.is_cooperative() {
+            return self.incremental_assign(positions);
+        }
+        // A whole assignment starts every fetcher anew: those that have delivered go on where they are.
+        let assigned: Vec<TopicPartition> = self.starts.keys().cloned().collect();
+        for (partition, position) in self.position(&assigned) {
+            if let Some(position) = position {
+                self.starts.insert(partition, position);
+            }
+        }
+        self.starts.extend(positions.iter().cloned());
+        self.assign_whole()
+    }
+
+    /// Answers [`Polled::Revoke`]. Partitions of the list that were never added are no matter. Under an assignor that knows
+    /// only whole assignments everything is given up.
+    pub fn unassign(&mut self, partitions: &[TopicPartition]) -> Result<(), Error> {
+        if !self.is_cooperative() {
+            self.starts.clear();
+            // SAFETY: the client is alive; null is documented as "nothing".
+            let code = Code(unsafe { rd::rd_kafka_assign(self.client.ptr(), ptr::null()) } as i32);
+            return assigned(code);
+        }
+        let held: HashSet<TopicPartition> = self.assignment().into_iter().collect();
+        let list = List::of_partitions(partitions.iter().filter(|p| held.contains(p)).collect::<Vec<_>>().into_iter());
+        // SAFETY: client and list are alive; the call copies the list, and the error it returns is ours.
+        unsafe { Error::check(Operation::Assign, rd::rd_kafka_incremental_unassign(self.client.ptr(), list.as_ptr())) }
+    }
+
+    fn incremental_assign(&self, positions: &[(TopicPartition, Position)]) -> Result<(), Error> {
+        let list = List::of_positions(positions);
+        // SAFETY: client and list are alive; the call copies the list, and the error it returns is ours.
+        unsafe { Error::check(Operation::Assign, rd::rd_kafka_incremental_assign(self.client.ptr(), list.as_ptr())) }
+    }
+
+    fn assign_whole(&self) -> Result<(), Error> {
+        let positions: Vec<_> = self.starts.iter().map(|(p, at)| (p.clone(), *at)).collect();
+        let list = List::of_positions(&positions);
+        // SAFETY: client and list are alive; the call copies the list.
+        assigned(Code(unsafe { rd::rd_kafka_assign(self.client.ptr(), list.as_ptr()) } as i32))
+    }
+
+    /// The partitions that were assigned and not given up yet.
+    pub fn assignment(&self) -> Vec<TopicPartition> {
+        let mut list = ptr::null_mut();
+        // SAFETY: the client is alive; the list that is set is ours.
+        let list = unsafe {
+            rd::rd_kafka_assignment(self.client.ptr(), &mut list);
+            List::from_owned(list)
+        };
+        list.map_or_else(Vec::new, |list| list.entries().into_iter().map(|e| e.partition).collect())
+    }
+
+    /// Assignments change by additions and removals; else each one replaces the one before.
+    pub fn is_cooperative(&self) -> bool {
+        // SAFETY: the client is alive; the answer is null or a static string.
+        unsafe {
+            let protocol = rd::rd_kafka_rebalance_protocol(self.client.ptr());
+            !protocol.is_null() && CStr::from_ptr(protocol) == c"COOPERATIVE"
+        }
+    }
+
+    /// The group took the assignment away without asking (session timeout, a fenced member).
+    pub fn assignment_lost(&self) -> bool {
+        // SAFETY: the client is alive.
+        unsafe { rd::rd_kafka_assignment_lost(self.client.ptr()) != 0 }
+    }
+
+    /// Moves assigned partitions. Blocks up to `timeout`. Records that were fetched before are dropped by the client; those
+    /// that were polled already are the caller's to forget. Right after an assignment a partition answers an error that
+    /// [`is_not_started`](Error::is_not_started): poll and seek it again.
+    pub fn seek(
+        &self,
+        positions: &[(TopicPartition, Position)],
+        timeout: Duration,
+    ) -> Vec<(TopicPartition, Result<(), Error>)> {
+        let list = List::of_positions(positions);
+        // SAFETY: client and list are alive; the error that is returned is ours.
+        let whole = unsafe {
+            let error = rd::rd_kafka_seek_partitions(self.client.ptr(), list.as_ptr(), millis(timeout));
+            Error::check(Operation::Seek, error)
+        };
+        let answer = |e: list::Entry| {
+            let at = |error: Error| error.at(e.partition.topic.clone(), Some(e.partition.partition));
+            let result = match &whole {
+                _ if e.code.is_error() => Err(at(Error::of_code(Operation::Seek, e.code))),
+                Err(error) => Err(at(error.clone())),
+                Ok(()) => Ok(()),
+            };
+            (e.partition, result)
+        };
+        list.entries().into_iter().map(answer).collect()
+    }
+
+    /// Stops delivery of these; polls still serve rebalances. What was fetched ahead is dropped and fetched again: rarely.
+    pub fn pause(&self, partitions: &[TopicPartition]) {
+        let list = List::of_partitions(partitions.iter());
+        // SAFETY: client and list are alive.
+        unsafe { rd::rd_kafka_pause_partitions(self.client.ptr(), list.as_ptr()) };
+    }
+
+    pub fn resume(&self, partitions: &[TopicPartition]) {
+        let list = List::of_partitions(partitions.iter());
+        // SAFETY: client and list are alive.
+        unsafe { rd::rd_kafka_resume_partitions(self.client.ptr(), list.as_ptr()) };
+    }
+
+    /// The group's positions; `None` where it has none. With `read_committed`, a position that an open transaction holds is
+    /// waited for up to `timeout` and then an error of its partition that [`is_unstable`](Error::is_unstable).
+    pub fn committed(
+        &self,
+        partitions: &[TopicPartition],
+        timeout: Duration,
+    ) -> Result<Vec<offsets::Committed>, Error> {
+        offsets::committed(&self.client, &self.group_id, partitions, self.read_committed, timeout)
+    }
+
+    /// Where delivery stands: the last polled record + 1, or further over transaction markers. `None` before the first
+    /// record after an assignment or a seek.
+    pub fn position(&self, partitions: &[TopicPartition]) -> Vec<(TopicPartition, Option<Position>)> {
+        let list = List::of_partitions(partitions.iter());
+        // SAFETY: client and list are alive; answers go into the list.
+        unsafe { rd::rd_kafka_position(self.client.ptr(), list.as_ptr()) };
+        list.entries().into_iter().map(|e| (e.partition.clone(), e.position())).collect()
+    }
+
+    /// [`GroupHandle::commit`]
+    pub fn commit(&self, positions: &[(TopicPartition, Position)], timeout: Duration) -> Result<(), Error> {
+        self.group.commit(positions, timeout)
+    }
+
+    /// The membership, for another thread.
+    pub fn group(&self) -> GroupHandle {
+        self.group.clone()
+    }
+
+    /// Gives up the assignment and leaves the group within `within`, else goes on in the background. A static member does
+    /// not leave: it has its partitions back if it returns within the session timeout.
+    pub fn close(mut self, within: Duration) {
+        self.shut(within);
+    }
+
+    fn shut(&mut self, within: Duration) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        self.group.close();
+        let deadline = Instant::now() + within;
+        // SAFETY: client and queue are alive; the error that is returned is ours.
+        let started = unsafe {
+            let error = rd::rd_kafka_consumer_close_queue(self.client.ptr(), self.client.queue().as_ptr());
+            Error::check(Operation::Connect, error)
+        };
+        // After a fatal error there is nothing to leave.
+        if started.is_err() {
+            return;
+        }
+        // SAFETY: the client is alive.
+        while unsafe { rd::rd_kafka_consumer_closed(self.client.ptr()) } == 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                tracing::debug!(client = self.client.name(), "the group does not answer the leave");
+                return;
+            }
+            if let Polled::Assign(partitions) | Polled::Revoke { partitions, .. } =
+                self.poll(left.min(Duration::from_millis(100)))
+            {
+                let _ = self.unassign(&partitions);
+            }
+        }
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        self.shut(CLOSE_ON_DROP);
+    }
+}
+
+impl fmt::Debug for Consumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Consumer").field("client", &self.client).field("group", &self.group_id).finish_non_exhaustive()
+    }
+}
+
+fn settings(connection: &Connection, options: &ConsumerOptions<'_>) -> Settings {
+    let mut settings = connection.settings();
+    settings
+        // The default waits a second before it fills a queue that was full.
+        .default("fetch.queue.backoff.ms", 2)
+        // Small queues stay in the processor's caches: twice the throughput of the defaults.
+        .default("queued.min.messages", 20_000)
+        .default("fetch.message.max.bytes", 1_000_000)
+        .default("fetch.wait.max.ms", 100)
+        .fixed("queued.max.messages.kbytes", (options.queue_bytes / 1024).clamp(1, 2_097_151))
+        .fixed("group.id", options.group)
+        .fixed("max.poll.interval.ms", millis(options.max_poll_interval))
+        .fixed("isolation.level", if options.read_committed { "read_committed" } else { "read_uncommitted" })
+        .fixed("enable.partition.eof", options.end_of_partition)
+        .fixed("enable.auto.commit", false)
+        .fixed("enable.auto.offset.store", false)
+        // Positions are given with each assignment; one outside the log must stop the job, not skip or repeat records.
+        .fixed("auto.offset.reset", "error");
+    if let Some(instance) = options.instance_id {
+        settings.fixed("group.instance.id", instance);
+    }
+    // Under the new protocol the broker decides these, and the client refuses them.
+    if settings.user("group.protocol") != Some("consumer") {
+        settings
+            .fixed("session.timeout.ms", millis(options.session_timeout))
+            .default("partition.assignment.strategy", "cooperative-sticky");
+    }
+    settings
+}
+
+fn assigned(code: Code) -> Result<(), Error> {
+    if code.is_error() { Err(Error::of_code(Operation::Assign, code)) } else { Ok(()) }
+}
+
+/// The partition that an error is about.
+fn partition_of(event: &Event) -> Option<list::Entry> {
+    // SAFETY: the event is alive; the entry that is returned is ours, is copied, and freed here.
+    unsafe {
+        let entry = rd::rd_kafka_event_topic_partition(event.as_ptr());
+        if entry.is_null() {
+            return None;
+        }
+        let copy = RawEntry::read(entry);
+        rd::rd_kafka_topic_partition_destroy(entry);
+        Some(copy)
+    }
+}

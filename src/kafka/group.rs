@@ -1,0 +1,132 @@
+//! Membership of a consumer group, as a committer on another thread needs it.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::bindings as rd;
+
+use super::client::Client;
+use super::code::Code;
+use super::error::{Error, Operation};
+use super::list::{self, List};
+use crate::record::{Position, TopicPartition};
+
+/// A consumer's membership. Any thread may hold a clone; it answers nothing once the consumer is closed.
+#[derive(Clone)]
+pub struct GroupHandle(Arc<Mutex<Option<Arc<Client>>>>);
+
+impl GroupHandle {
+    pub(super) fn new(client: &Arc<Client>) -> GroupHandle {
+        GroupHandle(Arc::new(Mutex::new(Some(client.clone()))))
+    }
+
+    /// From here on no handle reaches the client: a closing client may never answer.
+    pub(super) fn close(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// What the client believes of its membership right now. Asks librdkafka's own thread: microseconds, no network.
+    /// `None` when the consumer is closed or never had a member id.
+    pub fn metadata(&self) -> Option<GroupMetadata> {
+        // Held through the call, so that the client cannot be closed under it.
+        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the client is alive; the metadata that is returned is ours.
+        NonNull::new(unsafe { rd::rd_kafka_consumer_group_metadata(client.as_ref()?.ptr()) }).map(GroupMetadata)
+    }
+
+    /// Commits positions outside a transaction, for at-least-once. Blocks until the broker has answered or `timeout` has
+    /// passed; then the outcome is unknown and committing the same positions again is harmless.
+    pub fn commit(&self, positions: &[(TopicPartition, Position)], timeout: Duration) -> Result<(), Error> {
+        let closed = || Error::new(Operation::CommitPositions, Code::STATE, "the consumer is closed");
+        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)?;
+        let list = List::of_positions(positions);
+        let queue = client.new_queue();
+        // SAFETY: client, list and queue are alive; the call copies the list. Without a callback the answer comes to
+        // the queue as an event.
+        let sent = unsafe {
+            rd::rd_kafka_commit_queue(client.ptr(), list.as_ptr(), queue.as_ptr(), None, std::ptr::null_mut())
+        };
+        let sent = Code(sent as i32);
+        if sent.is_error() {
+            return Err(Error::of_code(Operation::CommitPositions, sent));
+        }
+        let deadline = Instant::now() + timeout;
+        let answer = loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match queue.poll(left) {
+                Some(event) if event.kind() == rd::RD_KAFKA_EVENT_OFFSET_COMMIT => break event,
+                None if left.is_zero() => return Err(Error::of_code(Operation::CommitPositions, Code::TIMED_OUT)),
+                _ => {}
+            }
+        };
+        if answer.code().is_error() {
+            return Err(client.explain(Error::of_code(Operation::CommitPositions, answer.code())));
+        }
+        // SAFETY: the event is alive and owns the list.
+        let entries = unsafe { list::entries(rd::rd_kafka_event_topic_partition_list(answer.as_ptr())) };
+        match entries.into_iter().find(|e| e.code.is_error()) {
+            Some(e) => {
+                Err(Error::of_code(Operation::CommitPositions, e.code)
+                    .at(e.partition.topic, Some(e.partition.partition)))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for GroupHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GroupHandle")
+    }
+}
+
+/// One look at the membership: what `send_offsets` proves to the broker.
+pub struct GroupMetadata(NonNull<rd::rd_kafka_consumer_group_metadata_t>);
+
+// SAFETY: a plain heap object without ties to a thread or to its client.
+unsafe impl Send for GroupMetadata {}
+
+impl GroupMetadata {
+    pub(super) fn as_ptr(&self) -> *const rd::rd_kafka_consumer_group_metadata_t {
+        self.0.as_ptr()
+    }
+
+    /// The generation (the member epoch under `group.protocol=consumer`); below 0 outside a group.
+    pub fn generation(&self) -> i32 {
+        // SAFETY: ours and alive.
+        unsafe { rd::rd_kafka_consumer_group_metadata_generation_id(self.as_ptr()) }
+    }
+
+    /// Empty before the first join and after the membership was lost.
+    pub fn member_id(&self) -> &str {
+        // SAFETY: ours and alive; the string is NUL-terminated and lives as long.
+        unsafe { CStr::from_ptr(rd::rd_kafka_consumer_group_metadata_member_id(self.as_ptr())) }
+            .to_str()
+            .unwrap_or_default()
+    }
+
+    /// Whether the broker would check anything: with a generation below 0 or an empty member id it accepts positions from
+    /// anybody, so such a commit must not be sent.
+    pub fn is_member(&self) -> bool {
+        self.generation() >= 0 && !self.member_id().is_empty()
+    }
+}
+
+impl Drop for GroupMetadata {
+    fn drop(&mut self) {
+        // SAFETY: ours, and freed only here.
+        unsafe { rd::rd_kafka_consumer_group_metadata_destroy(self.0.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for GroupMetadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupMetadata")
+            .field("generation", &self.generation())
+            .field("member_id", &self.member_id())
+            .finish()
+    }
+}

@@ -1,0 +1,350 @@
+//! The producer, transactional or plain. All calls block; transactional ones belong on one thread.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rdkafka::bindings as rd;
+use rdkafka::bindings::rd_kafka_vtype_t as VType;
+
+use super::client::{Client, Event, Kind};
+use super::code::Code;
+use super::config::{Connection, Settings, millis};
+use super::error::{Error, Operation};
+use super::group::GroupMetadata;
+use super::list::List;
+use super::topics::Topics;
+use crate::chunk::{Output, Target};
+use crate::record::{Position, TopicPartition};
+
+/// What librdkafka holds for a queued message besides its bytes, roughly: the queue is bounded by count as well.
+const BYTES_A_MESSAGE: u64 = 256;
+
+#[derive(Clone, Debug)]
+pub struct ProducerOptions {
+    /// `None`: a plain idempotent producer, for at-least-once.
+    pub transactional_id: Option<String>,
+    /// The broker aborts a transaction that is open for longer.
+    pub transaction_timeout: Duration,
+    /// Bytes of values that may wait to be acknowledged; beyond, producing answers that the queue is full.
+    pub queue_bytes: u64,
+}
+
+/// A producer to a fixed set of targets. A thread of its own serves its events.
+pub struct Producer {
+    // Before the client: the handles refer into it.
+    topics: Topics,
+    client: Arc<Client>,
+    shared: Arc<Shared>,
+    server: Option<JoinHandle<()>>,
+    names: Vec<Arc<str>>,
+    transactional_id: Option<String>,
+    transaction_timeout: Duration,
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    failure: Mutex<Option<Error>>,
+}
+
+impl Producer {
+    /// Creates the client; it connects in the background. `targets` are those that outputs name by their index. Errors:
+    /// settings that the client does not take.
+    pub fn new(connection: &Connection, options: &ProducerOptions, targets: &[Target]) -> Result<Producer, Error> {
+        let client = Arc::new(Client::new(Kind::Producer, &settings(connection, options, targets))?);
+        // SAFETY: fields drop in their order, the handles before this reference to the client.
+        let topics = unsafe { Topics::new(&client, targets)? };
+        let shared = Arc::new(Shared::default());
+        let serve = {
+            let (client, shared) = (client.clone(), shared.clone());
+            move || serve(&client, &shared)
+        };
+        let server = thread::Builder::new()
+            .name("kafka-producer".into())
+            .spawn(serve)
+            .map_err(|e| Error::new(Operation::Connect, Code::INVALID_ARGUMENT, format!("no thread to be had: {e}")))?;
+        Ok(Producer {
+            topics,
+            client,
+            shared,
+            server: Some(server),
+            names: targets.iter().map(|t| t.topic.clone()).collect(),
+            transactional_id: options.transactional_id.clone(),
+            transaction_timeout: options.transaction_timeout,
+        })
+    }
+
+    /// Registers the transactional id: the broker ends what a predecessor left open and fences it. A call that timed out
+    /// goes on in the background; call again to resume.
+    pub fn init(&self, timeout: Duration) -> Result<(), Error> {
+        // SAFETY: the client is alive; the error that is returned is ours.
+        let done = unsafe {
+            Error::check(Operation::Init, rd::rd_kafka_init_transactions(self.client.ptr(), millis(timeout)))
+        };
+        done.map_err(|error| {
+            let id = self.transactional_id.as_deref().unwrap_or("none");
+            let timeout = self.transaction_timeout.as_millis();
+            let mut text = format!("{} (transactional.id {id}, transaction.timeout.ms {timeout})", error.text());
+            if let (true, Some(trouble)) = (error.is_timeout(), self.client.trouble()) {
+                text = format!("{text}; last: {trouble}");
+            }
+            self.client.explain(error.with_text(text))
+        })
+    }
+
+    /// Local: the broker hears of a transaction with its first record or position.
+    pub fn begin(&self) -> Result<(), Error> {
+        self.failed_deliveries();
+        // SAFETY: the client is alive; the error that is returned is ours.
+        let done = unsafe { Error::check(Operation::Begin, rd::rd_kafka_begin_transaction(self.client.ptr())) };
+        done.map_err(|error| self.client.explain(error))
+    }
+
+    /// Queues one output; its bytes are copied. Does not block: an error that [`is_queue_full`](Error::is_queue_full) asks
+    /// to come back in a millisecond. A timestamp of 0 becomes now, as librdkafka takes it.
+    pub fn produce(&self, output: &Output<'_>) -> Result<(), Error> {
+        let Some(topic) = self.topics.get(output.target) else {
+            let text = format!("there is no target {}", output.target.0);
+            return Err(Error::new(Operation::Produce, Code::INVALID_ARGUMENT, text));
+        };
+        let headers = headers_of(output);
+        let mut fields = [
+            field(VType::RD_KAFKA_VTYPE_RKT, |u| u.rkt = topic.as_ptr()),
+            field(VType::RD_KAFKA_VTYPE_PARTITION, |u| u.i32_ = output.partition),
+            field(VType::RD_KAFKA_VTYPE_MSGFLAGS, |u| u.i = rd::RD_KAFKA_MSG_F_COPY),
+            field(VType::RD_KAFKA_VTYPE_TIMESTAMP, |u| u.i64_ = output.timestamp.unwrap_or(0)),
+            field(VType::RD_KAFKA_VTYPE_KEY, |u| u.mem = memory(output.key)),
+            field(VType::RD_KAFKA_VTYPE_VALUE, |u| u.mem = memory(output.value)),
+            field(VType::RD_KAFKA_VTYPE_HEADERS, |_| {}),
+        ];
+        let mut count = fields.len() - 1;
+        if let Some(headers) = &headers {
+            fields[count].u.headers = headers.0;
+            count += 1;
+        }
+        // SAFETY: the client is alive, every field holds the member of the union that its type names, and the slices
+        // behind the pointers outlive the call, which copies them (F_COPY). The error that is returned is ours.
+        let queued = unsafe {
+            let error = rd::rd_kafka_produceva(self.client.ptr(), fields.as_ptr(), count);
+            Error::check(Operation::Produce, error)
+        };
+        match queued {
+            Ok(()) => {
+                // The queued message owns them now.
+                std::mem::forget(headers);
+                Ok(())
+            }
+            Err(error) => {
+                let topic = self.names[output.target.0 as usize].clone();
+                Err(self.client.explain(error).at(topic, Some(output.partition)))
+            }
+        }
+    }
+
+    /// Waits until every queued record is acknowledged or has failed; `linger.ms` is suspended meanwhile. A time-out means
+    /// that records are still under way: call again. A failed record shows in [`failed_deliveries`](Self::failed_deliveries)
+    /// and, in a transaction, in its commit.
+    pub fn flush(&self, timeout: Duration) -> Result<(), Error> {
+        // SAFETY: the client is alive. Its events are served by the thread of `serve`, for which the call waits.
+        let code = Code(unsafe { rd::rd_kafka_flush(self.client.ptr(), millis(timeout)) } as i32);
+        if code.is_error() { Err(Error::of_code(Operation::Flush, code)) } else { Ok(()) }
+    }
+
+    /// Makes positions part of the transaction, as the member that `group` says. An empty list sends nothing and so proves
+    /// nothing. The time limit is a wish: librdkafka may wait for the coordinator for longer.
+    pub fn send_offsets(
+        &self,
+        positions: &[(TopicPartition, Position)],
+        group: &GroupMetadata,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        let list = List::of_positions(positions);
+        // SAFETY: client, list and metadata are alive and are copied; the error that is returned is ours.
+        let sent = unsafe {
+            let error = rd::rd_kafka_send_offsets_to_transaction(
+                self.client.ptr(),
+                list.as_ptr(),
+                group.as_ptr(),
+                millis(timeout),
+            );
+            Error::check(Operation::SendOffsets, error)
+        };
+        sent.map_err(|error| self.enrich(error))
+    }
+
+    /// Commits. On a time-out nothing is decided: the same call again resumes; never an abort in between.
+    pub fn commit(&self, timeout: Duration) -> Result<(), Error> {
+        // SAFETY: the client is alive; the error that is returned is ours.
+        let done = unsafe {
+            Error::check(Operation::Commit, rd::rd_kafka_commit_transaction(self.client.ptr(), millis(timeout)))
+        };
+        done.map_err(|error| self.enrich(error))
+    }
+
+    /// Aborts, dropping what is queued. On a time-out call again to resume.
+    pub fn abort(&self, timeout: Duration) -> Result<(), Error> {
+        // SAFETY: the client is alive; the error that is returned is ours.
+        let done = unsafe {
+            Error::check(Operation::Abort, rd::rd_kafka_abort_transaction(self.client.ptr(), millis(timeout)))
+        };
+        done.map_err(|error| self.client.explain(error))
+    }
+
+    /// The first delivery that failed since the last call, purged records left out.
+    pub fn failed_deliveries(&self) -> Option<Error> {
+        self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The error that killed the producer, if one did.
+    pub fn fatal(&self) -> Option<Error> {
+        self.client.fatal(Operation::Produce)
+    }
+
+    /// Records that wait to be acknowledged.
+    pub fn in_flight(&self) -> usize {
+        // SAFETY: the client is alive.
+        unsafe { rd::rd_kafka_outq_len(self.client.ptr()) }.max(0) as usize
+    }
+
+    /// `_INCONSISTENT` says that some delivery failed: put that delivery's reason in its place.
+    fn enrich(&self, error: Error) -> Error {
+        let error = self.client.explain(error);
+        if error.code() != Code::INCONSISTENT || !error.is_abortable() {
+            return error;
+        }
+        let Some(cause) = self.failed_deliveries() else { return error };
+        let enriched = Error::new(error.operation(), cause.code(), cause.text()).with_abortable(true);
+        match cause.topic() {
+            Some(topic) => enriched.at(topic, cause.partition()),
+            None => enriched,
+        }
+    }
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        // SAFETY: the client is alive. What is queued goes nowhere any more: the broker aborts an open transaction.
+        unsafe {
+            rd::rd_kafka_purge(
+                self.client.ptr(),
+                rd::RD_KAFKA_PURGE_F_QUEUE | rd::RD_KAFKA_PURGE_F_INFLIGHT | rd::RD_KAFKA_PURGE_F_NON_BLOCKING,
+            );
+        }
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.client.queue().wake();
+        if let Some(server) = self.server.take() {
+            let _ = server.join();
+        }
+    }
+}
+
+impl fmt::Debug for Producer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Producer")
+            .field("client", &self.client)
+            .field("transactional_id", &self.transactional_id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Serves the producer's events until it is told to stop. `flush` and `abort` wait for this.
+fn serve(client: &Client, shared: &Shared) {
+    while !shared.stop.load(Ordering::Relaxed) {
+        let Some(event) = client.poll(Duration::from_millis(100)) else { continue };
+        match event.kind() {
+            rd::RD_KAFKA_EVENT_DR => note_failures(&event, shared),
+            rd::RD_KAFKA_EVENT_ERROR => client.note_trouble(&event.text()),
+            _ => {}
+        }
+    }
+}
+
+/// Only failures are reported (`delivery.report.only.error`).
+fn note_failures(event: &Event, shared: &Shared) {
+    loop {
+        // SAFETY: the event is alive and owns the message. Only the error field is read before its code is known, as an
+        // integer: see `code.rs`.
+        let (code, error) = unsafe {
+            let message = rd::rd_kafka_event_message_next(event.as_ptr());
+            if message.is_null() {
+                return;
+            }
+            let code = Code((&raw const (*message).err).cast::<i32>().read());
+            let topic = std::ffi::CStr::from_ptr(rd::rd_kafka_topic_name((*message).rkt)).to_string_lossy();
+            (code, Error::of_code(Operation::Produce, code).at(&*topic, Some((*message).partition)))
+        };
+        // Purging is our own doing, and a neighbour's fault is no record's own.
+        let incidental = matches!(code, Code::PURGE_QUEUE | Code::PURGE_INFLIGHT | Code::INVALID_DIFFERENT_RECORD);
+        if code.is_error() && !incidental {
+            let mut failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            failure.get_or_insert(error);
+        }
+    }
+}
+
+fn settings(connection: &Connection, options: &ProducerOptions, targets: &[Target]) -> Settings {
+    let mut settings = connection.settings();
+    // The client's own limit must not be the tighter one; sizes are checked against the topics before.
+    let largest = targets.iter().map(|t| t.max_message_bytes).max().unwrap_or(0).clamp(1_000_000, 1_000_000_000);
+    settings
+        .default("compression.type", "lz4")
+        // Flushing overrides it: the tail of a batch does not wait.
+        .default("linger.ms", 5)
+        // CONCURRENT_TRANSACTIONS and moving coordinators are asked again after this; the default is 100.
+        .default("retry.backoff.ms", 2)
+        .default("retry.backoff.max.ms", 500)
+        .default("message.max.bytes", largest)
+        .fixed("queue.buffering.max.kbytes", (options.queue_bytes / 1024).clamp(1, 2_147_483_647))
+        .fixed("queue.buffering.max.messages", (options.queue_bytes / BYTES_A_MESSAGE).clamp(1000, 10_000_000))
+        .fixed("delivery.report.only.error", true)
+        .fixed("enable.idempotence", true)
+        .fixed("acks", "all");
+    if let Some(id) = &options.transactional_id {
+        settings.fixed("transactional.id", id).fixed("transaction.timeout.ms", millis(options.transaction_timeout));
+    }
+    settings
+}
+
+/// Headers that we own until a message takes them over.
+struct Headers(*mut rd::rd_kafka_headers_t);
+
+impl Drop for Headers {
+    fn drop(&mut self) {
+        // SAFETY: ours; a message that took them over made us forget them.
+        unsafe { rd::rd_kafka_headers_destroy(self.0) }
+    }
+}
+
+fn headers_of(output: &Output<'_>) -> Option<Headers> {
+    let headers = output.headers();
+    if headers.len() == 0 {
+        return None;
+    }
+    // SAFETY: no precondition.
+    let native = Headers(unsafe { rd::rd_kafka_headers_new(headers.len()) });
+    for (name, value) in headers {
+        let (start, len) = value.map_or((std::ptr::null(), 0), |v| (v.as_ptr(), v.len()));
+        // SAFETY: names and values are copied, by the lengths that are told; a null value stays null.
+        unsafe {
+            rd::rd_kafka_header_add(native.0, name.as_ptr().cast(), name.len() as isize, start.cast(), len as isize);
+        }
+    }
+    Some(native)
+}
+
+#[inline]
+fn field(vtype: VType, set: impl FnOnce(&mut rd::rd_kafka_vu_s__bindgen_ty_1)) -> rd::rd_kafka_vu_t {
+    let mut field = rd::rd_kafka_vu_t { vtype, u: rd::rd_kafka_vu_s__bindgen_ty_1 { ptr: std::ptr::null_mut() } };
+    set(&mut field.u);
+    field
+}
+
+/// Null stays apart from empty: an empty slice still has an address.
+#[inline]
+fn memory(bytes: Option<&[u8]>) -> rd::rd_kafka_vu_s__bindgen_ty_1__bindgen_ty_1 {
+    let (start, size) = bytes.map_or((std::ptr::null(), 0), |b| (b.as_ptr(), b.len()));
+    rd::rd_kafka_vu_s__bindgen_ty_1__bindgen_ty_1 { ptr: start.cast_mut().cast(), size }
+}

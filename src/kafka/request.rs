@@ -1,0 +1,120 @@
+//! One administrative request and its answer.
+
+use std::ffi::{CString, c_char};
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use rdkafka::bindings as rd;
+use rdkafka::types::RDKafkaAdminOp;
+
+use super::client::{Client, Event, Kind, text_of};
+use super::code::Code;
+use super::config::millis;
+use super::error::{Error, Operation};
+
+/// Options of a request.
+pub(super) struct Options(*mut rd::rd_kafka_AdminOptions_t);
+
+impl Options {
+    fn new(client: &Client, operation: RDKafkaAdminOp, timeout: Duration) -> Options {
+        let mut text = [0 as c_char; 128];
+        // SAFETY: the client is alive, the options are ours, the text buffer has the size that is told. The operation
+        // time-out, which only some requests have, is how long the broker itself waits for the change to be made.
+        unsafe {
+            let options = Options(rd::rd_kafka_AdminOptions_new(client.ptr(), operation));
+            rd::rd_kafka_AdminOptions_set_request_timeout(options.0, millis(timeout), text.as_mut_ptr(), text.len());
+            rd::rd_kafka_AdminOptions_set_operation_timeout(
+                options.0,
+                millis(timeout / 2),
+                text.as_mut_ptr(),
+                text.len(),
+            );
+            options
+        }
+    }
+
+    /// Answer with an error where an open transaction holds a group's position.
+    pub fn require_stable(&self) {
+        // SAFETY: the options are alive; an error (not for this request) is ours to free.
+        unsafe {
+            let error = rd::rd_kafka_AdminOptions_set_require_stable_offsets(self.0, 1);
+            let _ = Error::check(Operation::Positions, error);
+        }
+    }
+
+    pub fn isolation(&self, level: rd::rd_kafka_IsolationLevel_t) {
+        // SAFETY: as in `require_stable`.
+        unsafe {
+            let error = rd::rd_kafka_AdminOptions_set_isolation_level(self.0, level);
+            let _ = Error::check(Operation::Positions, error);
+        }
+    }
+
+    pub fn as_ptr(&self) -> *const rd::rd_kafka_AdminOptions_t {
+        self.0
+    }
+}
+
+impl Drop for Options {
+    fn drop(&mut self) {
+        // SAFETY: ours, and freed only here.
+        unsafe { rd::rd_kafka_AdminOptions_destroy(self.0) }
+    }
+}
+
+/// Sends a request and waits for its answer. `send` starts it on the client with options and queue. Errors: what the
+/// request as a whole met; single topics and partitions answer for themselves inside the event.
+pub(super) fn request(
+    client: &Client,
+    operation: Operation,
+    native: RDKafkaAdminOp,
+    timeout: Duration,
+    send: impl FnOnce(&Options, *mut rd::rd_kafka_queue_t),
+) -> Result<Event, Error> {
+    let queue = client.new_queue();
+    let options = Options::new(client, native, timeout);
+    send(&options, queue.as_ptr());
+    // The client's own time-out comes first and says more.
+    let deadline = Instant::now() + timeout + Duration::from_secs(1);
+    loop {
+        // A client without a group has nobody else to serve its errors, and they say why there is no answer.
+        if client.kind() == Kind::Plain {
+            client.serve();
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let code = match queue.poll(left.min(Duration::from_millis(100))) {
+            Some(event) if event.kind() == rd::RD_KAFKA_EVENT_LOG => continue,
+            Some(event) if !event.code().is_error() => return Ok(event),
+            Some(event) => Error::new(operation, event.code(), event.text()),
+            None if left.is_zero() => Error::of_code(operation, Code::TIMED_OUT),
+            None => continue,
+        };
+        return Err(with_trouble(client, code));
+    }
+}
+
+/// Says why time ran out, if the client knows.
+pub(super) fn with_trouble(client: &Client, error: Error) -> Error {
+    match client.trouble() {
+        Some(trouble) if error.code().is_transient() => {
+            let text = format!("{} ({trouble})", error.text());
+            error.with_text(text)
+        }
+        _ => error,
+    }
+}
+
+/// A name for C. One with a NUL byte is no topic's or group's.
+pub(super) fn c_string(operation: Operation, name: &str) -> Result<CString, Error> {
+    CString::new(name).map_err(|_| Error::new(operation, Code::INVALID_ARGUMENT, format!("{name:?} is not a name")))
+}
+
+/// Calls a constructor that writes its refusal into a text buffer.
+pub(super) fn construct<T>(
+    operation: Operation,
+    make: impl FnOnce(*mut c_char, usize) -> *mut T,
+) -> Result<ptr::NonNull<T>, Error> {
+    let mut text = [0 as c_char; 256];
+    let made = make(text.as_mut_ptr(), text.len());
+    ptr::NonNull::new(made).ok_or_else(|| Error::new(operation, Code::INVALID_ARGUMENT, text_of(&text)))
+}
