@@ -106,6 +106,7 @@ enum State {
     /// `report` is empty where only the producers are in doubt, not a batch.
     Rebuilding {
         report: Option<(Epoch, Cause)>,
+        await_generation: bool,
     },
     Discarding,
     Reporting,
@@ -244,7 +245,7 @@ impl Protocol {
             State::Acknowledging if self.doubtful => self.rebuild(None, false),
             State::Aborting { epoch, cause } if self.doubtful => self.rebuild(Some((epoch, cause)), false),
             State::Aborting { epoch, cause } => self.report(epoch, cause),
-            State::Rebuilding { report } => {
+            State::Rebuilding { report, .. } => {
                 self.doubtful = false;
                 self.side = Side::A;
                 match report {
@@ -268,7 +269,7 @@ impl Protocol {
             }
             (State::Rebuilding { .. }, Disposition::Fenced) => self.fenced(now_ms),
             // The driver pauses between tries.
-            (State::Rebuilding { .. }, _) => Effect::Rebuild { await_generation: false },
+            (State::Rebuilding { await_generation, .. }, _) => Effect::Rebuild { await_generation },
 
             (State::Committing { .. }, Disposition::Retry) => {
                 self.doubtful = true;
@@ -339,7 +340,7 @@ impl Protocol {
     fn fenced(&mut self, now_ms: u64) -> Effect {
         let ours = self.epoch().is_some() && now_ms.saturating_sub(self.began_ms) > self.transaction_timeout_ms;
         let report = match self.state {
-            State::Rebuilding { report } => report,
+            State::Rebuilding { report, .. } => report,
             State::Aborting { epoch, cause } => Some((epoch, cause)),
             _ => self.epoch().map(|epoch| (epoch, Cause::Aborted)),
         };
@@ -357,7 +358,7 @@ impl Protocol {
     }
 
     fn rebuild(&mut self, report: Option<(Epoch, Cause)>, await_generation: bool) -> Effect {
-        self.state = State::Rebuilding { report };
+        self.state = State::Rebuilding { report, await_generation };
         Effect::Rebuild { await_generation }
     }
 

@@ -46,6 +46,11 @@ impl Admin {
         Ok(Admin { client: Arc::new(client), timeout })
     }
 
+    /// The same client with another time limit.
+    pub fn within(&self, timeout: Duration) -> Admin {
+        Admin { client: Arc::clone(&self.client), timeout }
+    }
+
     /// Makes sure that the cluster is there: asks for its brokers, then asks one of them something at the address under
     /// which it names itself. Errors: why not, once `timeout` has passed.
     pub fn ping(&self, timeout: Duration) -> Result<(), Error> {

@@ -28,6 +28,8 @@ pub struct TopicInfo {
     pub partitions: i32,
     /// Replicas of the first partition.
     pub replicas: i32,
+    /// `min.insync.replicas`
+    pub min_insync_replicas: i32,
     /// `max.message.bytes`
     pub max_message_bytes: usize,
     /// `cleanup.policy`: `delete`, `compact` or both, separated by a comma.
@@ -60,6 +62,7 @@ impl TopicInfo {
             id: shape.id,
             partitions: shape.partitions,
             replicas: shape.replicas,
+            min_insync_replicas: number(config, "min.insync.replicas", 1),
             max_message_bytes: number(config, "max.message.bytes", 1_048_588),
             cleanup_policy: config.get("cleanup.policy").cloned().unwrap_or_else(|| "delete".into()),
             retention_ms: number(config, "retention.ms", -1),

@@ -1,5 +1,8 @@
 //! Logs, counters and progress.
 
+pub mod progress;
+pub mod status;
+
 use tracing_subscriber::EnvFilter;
 
 /// Sends `tracing` events to stderr, as text or as JSON lines; `SEMEL_LOG` filters them (`info` by default).

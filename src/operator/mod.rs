@@ -1,1 +1,36 @@
-//! (to be written)
+use crate::chunk::*;
+use crate::error::Failure;
+use crate::record::*;
+use crate::reject::*;
+use crate::topology::plan::*;
+use crate::topology::spec::*;
+use std::collections::HashMap;
+use uuid::Uuid;
+pub struct Environment {
+    pub targets: Vec<Target>,
+    pub topic_ids: HashMap<String, Uuid>,
+    pub dead_letters: TargetId,
+}
+pub struct Pipeline;
+pub enum Outcome {
+    Processed { outputs: u32 },
+    Rejected { node: String, reason: &'static str },
+    Skipped,
+}
+pub struct Stop {
+    pub node: String,
+    pub reason: &'static str,
+    pub message: String,
+}
+impl Pipeline {
+    pub fn new(_: &Plan, _: Environment) -> Result<Pipeline, Failure> {
+        Ok(Pipeline)
+    }
+    pub fn process(&mut self, _: NodeId, _: &Input<'_>, _: &mut Chunk) -> Result<Outcome, Stop> {
+        Ok(Outcome::Skipped)
+    }
+    pub fn node_name(&self, _: NodeId) -> &str {
+        ""
+    }
+    pub fn reject(&mut self, _: NodeId, _: &Input<'_>, _: &Reject, _: &mut Chunk) {}
+}

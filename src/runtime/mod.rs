@@ -1,1 +1,14 @@
-//! (to be written)
+//! Runs a plan: one job a process, one or more workers a stage, and a committer beside each worker.
+
+pub mod app;
+mod committer;
+mod drain;
+mod identity;
+mod kafka_task;
+mod link;
+mod positions;
+mod postgres_task;
+mod preflight;
+pub mod shutdown;
+mod task;
+mod worker;

@@ -1,0 +1,65 @@
+//! What a running stage counts. Workers add, the progress display and the summary read; nothing here blocks.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that only rises.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counters of one stage, shared by its workers.
+#[derive(Debug, Default)]
+pub struct StageStatus {
+    pub name: String,
+    /// Records processed, those of batches that were given up included.
+    pub records_in: Counter,
+    pub records_out: Counter,
+    pub rejected: Counter,
+    /// Records without an output: filtered, or aborted by their program.
+    pub dropped: Counter,
+    /// Records that failed and were passed over, with `on_error = "skip"`.
+    pub skipped: Counter,
+    pub commits: Counter,
+    /// Microseconds from a seal to its acknowledged commit, summed over commits.
+    pub commit_us: Counter,
+    pub aborts: Counter,
+    pub rebuilds: Counter,
+    /// Partitions now assigned.
+    pub assigned: AtomicU64,
+    pub rows: Counter,
+    pub stale: Counter,
+    pub ties: Counter,
+    rejects: Mutex<BTreeMap<(String, &'static str), u64>>,
+}
+
+impl StageStatus {
+    pub fn new(name: &str) -> StageStatus {
+        StageStatus { name: name.to_owned(), ..StageStatus::default() }
+    }
+
+    /// Counts a record that `node` rejected.
+    pub fn reject(&self, node: &str, reason: &'static str) {
+        self.rejected.add(1);
+        *self.rejects.lock().expect("no panic while counting").entry((node.to_owned(), reason)).or_default() += 1;
+    }
+
+    /// Rejected records by node and reason.
+    pub fn rejects(&self) -> BTreeMap<(String, &'static str), u64> {
+        self.rejects.lock().expect("no panic while counting").clone()
+    }
+
+    pub fn set_assigned(&self, partitions: usize) {
+        self.assigned.store(partitions as u64, Ordering::Relaxed);
+    }
+}

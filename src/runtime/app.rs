@@ -1,0 +1,324 @@
+//! A job: the stages of a plan in one process, from the checks at start to the last commit.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::error::{Exit, Failure};
+use crate::kafka::{Admin, Connection, Consumer, ConsumerOptions, Error};
+use crate::observe::progress::Display;
+use crate::observe::status::StageStatus;
+use crate::operator::{Environment, Pipeline};
+use crate::runtime::committer::{Committer, CommitterOptions, retire};
+use crate::runtime::drain::Drain;
+use crate::runtime::identity::{Identity, default_state_dir};
+use crate::runtime::kafka_task::KafkaTask;
+use crate::runtime::link::link;
+use crate::runtime::positions::Positions;
+use crate::runtime::postgres_task::Checked;
+use crate::runtime::postgres_task::PostgresTask;
+use crate::runtime::preflight::{self, StageTopics};
+use crate::runtime::task::Task;
+use crate::runtime::worker::{Worker, WorkerOptions};
+use crate::topology::plan::{Plan, Stage, StageKind};
+use crate::topology::spec::{NodeKind, Topology};
+
+const ASK: Duration = Duration::from_secs(10);
+const REACH: Duration = Duration::from_secs(8);
+const TICK: Duration = Duration::from_millis(20);
+/// librdkafka's default.
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(300);
+
+/// How a job is run.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Stop once everything that was in the sources at start is through every stage.
+    pub drain: bool,
+    /// Only the stage of this name.
+    pub only: Option<String>,
+    /// Set from outside to stop the job in good order.
+    pub stop: Arc<AtomicBool>,
+    /// Show progress on stderr.
+    pub progress: bool,
+}
+
+/// What a job did.
+#[derive(Debug)]
+pub struct Report {
+    pub stages: Vec<Arc<StageStatus>>,
+    pub elapsed: Duration,
+}
+
+/// Runs the job until it is drained, stopped or cannot go on. Blocks. Errors are refusals before any record was read, or
+/// what stopped the job; either way nothing that was read is lost.
+pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
+    let topology = &plan.topology;
+    let stages = chosen(plan, options.only.as_deref())?;
+    unset_variables(topology, &stages)?;
+    let connection = Connection {
+        properties: topology.kafka.properties.clone(),
+        ..Connection::new(&topology.kafka.brokers, &topology.name)
+    };
+    let admin = Arc::new(Admin::new(&connection, ASK).map_err(|e| Failure::refused(e.to_string()))?);
+    admin.ping(REACH).map_err(|e| Failure::unreachable(e.to_string()))?;
+    // The database is looked at before topics are made: what is refused leaves nothing behind.
+    let mut checked = Vec::new();
+    for stage in &stages {
+        checked.push(match &stage.kind {
+            StageKind::Postgres { sink, .. } => Some(PostgresTask::preflight(topology, *sink)?),
+            StageKind::Kafka { .. } => None,
+        });
+    }
+    let topics = preflight::topics(plan, &stages, &admin)?;
+    let drain = if options.drain { Some(Drain::new(plan, &stages, &topics, &admin)?) } else { None };
+
+    let started = Instant::now();
+    let job = Job { plan, connection, admin: Arc::clone(&admin), stop: Arc::clone(&options.stop) };
+    let mut running = Vec::new();
+    for ((stage, topics), checked) in stages.iter().zip(&topics).zip(checked) {
+        match job.start(stage, topics, checked) {
+            Ok(stage) => running.push(stage),
+            Err(failure) => {
+                options.stop.store(true, Ordering::SeqCst);
+                running.into_iter().for_each(|stage: Running| drop(stage.join()));
+                return Err(failure);
+            }
+        }
+    }
+    let statuses: Vec<_> = running.iter().map(|r| Arc::clone(&r.status)).collect();
+    let mut display = Display::new(&statuses, options.progress);
+    let watched = watch(&running, drain, &options.stop, &admin, &stages, &topics, &mut display);
+    options.stop.store(true, Ordering::SeqCst);
+    let mut result = watched;
+    for stage in running {
+        result = result.and(stage.join());
+    }
+    display.finish();
+    result.map(|()| Report { stages: statuses, elapsed: started.elapsed() })
+}
+
+fn chosen<'a>(plan: &'a Plan, only: Option<&str>) -> Result<Vec<&'a Stage>, Failure> {
+    let Some(only) = only else { return Ok(plan.stages.iter().collect()) };
+    let names: Vec<&str> = plan.stages.iter().map(|s| s.name.as_str()).collect();
+    let stage = plan.stages.iter().find(|stage| stage.name == only);
+    stage.map(|stage| vec![stage]).ok_or_else(|| {
+        Failure::refused(format!(
+            "--only {only}: no stage has that name; {} has {}",
+            plan.topology.file,
+            names.join(", ")
+        ))
+    })
+}
+
+fn unset_variables(topology: &Topology, stages: &[&Stage]) -> Result<(), Failure> {
+    let used = |node: &Option<String>| match node {
+        None => true,
+        Some(name) => stages.iter().any(|stage| stage_nodes(stage).iter().any(|id| topology.nodes[id.0].name == *name)),
+    };
+    let unset: Vec<String> = topology
+        .unset
+        .iter()
+        .filter(|variable| used(&variable.node))
+        .map(|v| format!("{}:{}:{}: the environment variable {} is not set", topology.file, v.line, v.column, v.name))
+        .collect();
+    if unset.is_empty() { Ok(()) } else { Err(Failure::refused(unset.join("\n"))) }
+}
+
+fn stage_nodes(stage: &Stage) -> Vec<crate::topology::spec::NodeId> {
+    match &stage.kind {
+        StageKind::Kafka { sources, nodes } => sources.iter().chain(nodes).copied().collect(),
+        StageKind::Postgres { sink, .. } => vec![*sink],
+    }
+}
+
+/// Waits until the job is drained or told to stop, or a worker ends by itself.
+fn watch(
+    running: &[Running],
+    mut drain: Option<Drain>,
+    stop: &AtomicBool,
+    admin: &Admin,
+    stages: &[&Stage],
+    topics: &[StageTopics],
+    display: &mut Display,
+) -> Result<(), Failure> {
+    loop {
+        if stop.load(Ordering::Relaxed) || running.iter().any(Running::is_finished) {
+            return Ok(());
+        }
+        if let Some(drain) = &mut drain
+            && drain.is_done(admin)?
+        {
+            return Ok(());
+        }
+        display.tick(|| preflight::lags(admin, stages, topics));
+        std::thread::sleep(TICK);
+    }
+}
+
+struct Job<'a> {
+    plan: &'a Plan,
+    connection: Connection,
+    admin: Arc<Admin>,
+    stop: Arc<AtomicBool>,
+}
+
+struct Running {
+    status: Arc<StageStatus>,
+    workers: Vec<JoinHandle<Result<(), Failure>>>,
+    committers: Vec<JoinHandle<()>>,
+    /// Held until every thread is gone: no other process may take the identity before.
+    _identity: Identity,
+}
+
+impl Running {
+    fn is_finished(&self) -> bool {
+        self.workers.iter().any(JoinHandle::is_finished)
+    }
+
+    fn join(self) -> Result<(), Failure> {
+        let mut result = Ok(());
+        for worker in self.workers {
+            let ended = worker.join().unwrap_or_else(|_| {
+                Err(Failure::stopped("a worker panicked; nothing of its open batch was committed"))
+            });
+            result = result.and(ended);
+        }
+        for committer in self.committers {
+            let ended = committer.join();
+            result = result.and(
+                ended.map_err(|_| Failure::stopped("a committer panicked; its open transaction was not committed")),
+            );
+        }
+        result
+    }
+}
+
+impl Job<'_> {
+    fn start(&self, stage: &Stage, topics: &StageTopics, checked: Option<Checked>) -> Result<Running, Failure> {
+        let topology = &self.plan.topology;
+        let state_dir = topology.state_dir.clone().map_or_else(default_state_dir, Ok)?;
+        let identity =
+            Identity::take(&state_dir, &topology.name, &stage.name, topology.instance.as_deref(), topology.workers)?;
+        let status = Arc::new(StageStatus::new(&stage.name));
+        let base = format!("{}.{}.{}", topology.name, stage.name, identity.instance);
+        let committer_options = |worker: u32| CommitterOptions {
+            connection: self.named(&format!("{base}.{worker}")),
+            guarantee: topology.guarantee,
+            identity: format!("{base}.{worker}"),
+            transaction_timeout: topology.transaction_timeout,
+            queue_bytes: topology.memory / 3,
+            targets: topics.targets.clone(),
+        };
+        // Ids of a time when there were more workers may have left a transaction open.
+        for former in topology.workers..identity.workers_ever {
+            retire(&committer_options(former))?;
+        }
+        let mut ready = Vec::new();
+        for worker in 0..topology.workers {
+            ready.push(self.worker(stage, topics, checked.as_ref(), &base, committer_options(worker), &status)?);
+        }
+        let mut running = Running { status, workers: Vec::new(), committers: Vec::new(), _identity: identity };
+        for (number, (worker, committer)) in ready.into_iter().enumerate() {
+            let name = format!("{}-{number}", stage.name);
+            running.committers.push(spawn(&format!("{name}-commit"), move || committer.run())?);
+            running.workers.push(spawn(&name, move || worker.run())?);
+        }
+        Ok(running)
+    }
+
+    fn worker(
+        &self,
+        stage: &Stage,
+        topics: &StageTopics,
+        checked: Option<&Checked>,
+        base: &str,
+        options: CommitterOptions,
+        status: &Arc<StageStatus>,
+    ) -> Result<(Worker, Committer), Failure> {
+        let topology = &self.plan.topology;
+        let identity = options.identity.clone();
+        let (worker_end, committer_end) = link();
+        let task = self.task(stage, topics, checked, status)?;
+        // With the consumer protocol a static newcomer is refused until its former self times out.
+        let static_member = self.connection.properties.get("group.protocol").is_none_or(|p| p == "classic");
+        let consumer_options = ConsumerOptions {
+            instance_id: static_member.then_some(identity.as_str()),
+            session_timeout: topology.session_timeout,
+            max_poll_interval: MAX_POLL_INTERVAL,
+            queue_bytes: topology.memory / 3,
+            ..ConsumerOptions::new(&stage.group)
+        };
+        let refused = |e: Error| Failure::refused(e.to_string());
+        let consumer = Consumer::new(&self.named(&identity), &consumer_options).map_err(refused)?;
+        let committer = Committer::new(options, committer_end, consumer.group(), Arc::clone(status))?;
+        let names: Vec<&str> = topics.sources.iter().map(|(topic, _, _)| &**topic).collect();
+        consumer.subscribe(&names).map_err(refused)?;
+        let positions = Positions {
+            admin: Arc::clone(&self.admin),
+            group: stage.group.clone(),
+            starts: topics.sources.iter().map(|(topic, start, _)| (topic.to_string(), *start)).collect(),
+        };
+        let worker_options = WorkerOptions {
+            name: identity.strip_prefix(base).map_or_else(|| identity.clone(), |n| format!("{}{n}", stage.name)),
+            commit_interval: topology.commit_interval,
+            batch_records: topology.batch_records.map_or(u64::MAX, Into::into),
+            channel_bytes: (topology.memory / 3) as usize,
+            revoke_timeout: topology.transaction_timeout.min(MAX_POLL_INTERVAL / 2),
+            shutdown_timeout: topology.shutdown_timeout,
+        };
+        let worker = Worker::new(
+            worker_options,
+            consumer,
+            task,
+            positions,
+            worker_end,
+            Arc::clone(status),
+            Arc::clone(&self.stop),
+        );
+        Ok((worker, committer))
+    }
+
+    fn task(
+        &self,
+        stage: &Stage,
+        topics: &StageTopics,
+        checked: Option<&Checked>,
+        status: &Arc<StageStatus>,
+    ) -> Result<Box<dyn Task>, Failure> {
+        let topology = &self.plan.topology;
+        match &stage.kind {
+            StageKind::Kafka { sources, .. } => {
+                let environment = Environment {
+                    targets: topics.targets.clone(),
+                    topic_ids: topics.topic_ids.clone(),
+                    dead_letters: topics.dead_letters,
+                };
+                let mut by_topic = HashMap::new();
+                for id in sources {
+                    if let NodeKind::Source(source) = &topology.nodes[id.0].kind {
+                        by_topic.extend(source.topics.iter().map(|topic| (topic.clone(), *id)));
+                    }
+                }
+                let pipeline = Pipeline::new(self.plan, environment)?;
+                Ok(Box::new(KafkaTask { pipeline, sources: by_topic, status: Arc::clone(status) }))
+            }
+            StageKind::Postgres { sink, .. } => {
+                let checked = checked.expect("a Postgres stage was looked at");
+                Ok(Box::new(PostgresTask::new(self.plan, *sink, stage, topics, checked, Arc::clone(status))?))
+            }
+        }
+    }
+
+    fn named(&self, client_id: &str) -> Connection {
+        Connection { client_id: client_id.to_owned(), ..self.connection.clone() }
+    }
+}
+
+fn spawn<T: Send + 'static>(name: &str, run: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>, Failure> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(run)
+        .map_err(|e| Failure::new(Exit::Refused, format!("cannot start a thread: {e}")))
+}

@@ -1,0 +1,348 @@
+//! The committer's thread: carries out what the protocol says, one effect at a time, on two producers used in turn.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::chunk::{Chunk, Target};
+use crate::commit::progress::Sealed;
+use crate::commit::protocol::{Effect, Event, Protocol, Work};
+use crate::commit::{Epoch, Side};
+use crate::error::{Disposition, Exit, Failure};
+use crate::kafka::{Connection, Error, GroupHandle, Producer, ProducerOptions};
+use crate::observe::status::StageStatus;
+use crate::runtime::link::{CommitterEnd, ToCommitter, ToWorker};
+use crate::topology::spec::Guarantee;
+
+/// Blocking calls return after this long at most, so that a deadline is seen.
+const SLICE: Duration = Duration::from_secs(1);
+const REBUILD_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// A broker that answers nothing for this long at start is reported with the usual causes.
+const INIT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How a committer makes its producers.
+#[derive(Clone, Debug)]
+pub struct CommitterOptions {
+    pub connection: Connection,
+    pub guarantee: Guarantee,
+    /// `<name>.<stage>.<instance>.<worker>`; the producers add `.0` and `.1`.
+    pub identity: String,
+    pub transaction_timeout: Duration,
+    pub queue_bytes: u64,
+    pub targets: Vec<Target>,
+}
+
+impl CommitterOptions {
+    fn sides(&self) -> &'static [Side] {
+        match self.guarantee {
+            Guarantee::ExactlyOnce => &[Side::A, Side::B],
+            Guarantee::AtLeastOnce | Guarantee::AtMostOnce => &[Side::A],
+        }
+    }
+
+    fn producer(&self, side: Side) -> Result<Producer, Error> {
+        let transactional = self.guarantee == Guarantee::ExactlyOnce;
+        let options = ProducerOptions {
+            transactional_id: transactional.then(|| transactional_id(&self.identity, side)),
+            transaction_timeout: self.transaction_timeout,
+            queue_bytes: self.queue_bytes,
+        };
+        Producer::new(&self.connection, &options, &self.targets)
+    }
+
+    /// Makes and initialises the producers, all at once: an open transaction that a former process left costs each of
+    /// them half a second. Blocks for `timeout` at most.
+    fn producers(&self, timeout: Duration) -> Result<Vec<Producer>, Error> {
+        let producers: Vec<Producer> =
+            self.sides().iter().map(|side| self.producer(*side)).collect::<Result<_, _>>()?;
+        if self.guarantee == Guarantee::ExactlyOnce {
+            std::thread::scope(|scope| {
+                let calls: Vec<_> = producers.iter().map(|p| scope.spawn(|| init(p, timeout))).collect();
+                calls.into_iter().try_for_each(|call| call.join().expect("init does not panic"))
+            })?;
+        }
+        Ok(producers)
+    }
+}
+
+/// The transactional id of one of a worker's producers.
+pub fn transactional_id(identity: &str, side: Side) -> String {
+    format!("{identity}.{}", side.index())
+}
+
+fn init(producer: &Producer, timeout: Duration) -> Result<(), Error> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        match producer.init(SLICE) {
+            Err(error) if error.disposition() == Disposition::Retry && Instant::now() < deadline => {}
+            result => return result,
+        }
+    }
+}
+
+/// Initialises transactional ids that no worker uses any more, so that what they left open is resolved.
+pub fn retire(options: &CommitterOptions) -> Result<(), Failure> {
+    options.producers(INIT_TIMEOUT).map(drop).map_err(|e| start_failure(options, &e))
+}
+
+fn start_failure(options: &CommitterOptions, error: &Error) -> Failure {
+    match error.disposition() {
+        Disposition::Fatal(exit) => Failure::new(exit, error.to_string()),
+        _ => Failure::unreachable(format!(
+            "transactions cannot start for {}: {error}. The broker's transaction coordinator does not answer: on a \
+             cluster with fewer brokers than transaction.state.log.replication.factor or \
+             transaction.state.log.min.isr it never will",
+            options.identity
+        )),
+    }
+}
+
+/// A committer with its producers, ready to run on a thread of its own.
+pub struct Committer {
+    options: CommitterOptions,
+    producers: Vec<Producer>,
+    protocol: Protocol,
+    link: CommitterEnd,
+    group: GroupHandle,
+    status: Arc<StageStatus>,
+    started: Instant,
+    outputs: Chunk,
+    /// Outputs of the held chunk that are produced already: a full queue resumes here.
+    produced: usize,
+    sealed: Option<(Sealed, Instant)>,
+    stop_reason: Option<Error>,
+}
+
+impl Committer {
+    /// Makes the producers and resolves what a former process left. Blocks, for 30 s at most.
+    pub fn new(
+        options: CommitterOptions,
+        link: CommitterEnd,
+        group: GroupHandle,
+        status: Arc<StageStatus>,
+    ) -> Result<Committer, Failure> {
+        let producers = options.producers(INIT_TIMEOUT).map_err(|e| start_failure(&options, &e))?;
+        Ok(Committer {
+            protocol: Protocol::new(options.transaction_timeout.as_millis() as u64),
+            options,
+            producers,
+            link,
+            group,
+            status,
+            started: Instant::now(),
+            outputs: Chunk::default(),
+            produced: 0,
+            sealed: None,
+            stop_reason: None,
+        })
+    }
+
+    /// Runs until the worker closes the link or nothing can go on. Blocks.
+    pub fn run(mut self) {
+        let mut effect = self.protocol.start();
+        loop {
+            let event = match effect {
+                Effect::End => {
+                    let _ = self.link.messages.send(ToWorker::Closed);
+                    return;
+                }
+                Effect::Stop(exit) => {
+                    let _ = self.link.messages.send(ToWorker::Failed(self.failure(exit)));
+                    return;
+                }
+                other => self.carry_out(other),
+            };
+            let now = self.started.elapsed().as_millis() as u64;
+            effect = self.protocol.on(event, now);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) -> Event {
+        match effect {
+            Effect::Receive => Event::Received(self.receive()),
+            Effect::Begin(side) => {
+                self.answer(|c| if c.transactional() { c.producers[side.index()].begin() } else { Ok(()) })
+            }
+            Effect::Produce(side) => self.answer(|c| c.produce(side)),
+            Effect::Discard => {
+                self.recycle();
+                self.sealed = None;
+                Event::Done
+            }
+            Effect::Flush(side) => self.answer(|c| c.flush(side)),
+            Effect::SendOffsets(side) => self.send_offsets(side),
+            Effect::Commit(side) => self.commit(side),
+            Effect::Abort(side) => {
+                self.recycle();
+                self.sealed = None;
+                self.status.aborts.add(1);
+                self.answer(|c| if c.transactional() { c.producers[side.index()].abort(SLICE) } else { c.forget(side) })
+            }
+            Effect::Rebuild { await_generation } => self.rebuild(await_generation),
+            Effect::Acknowledge => {
+                let (sealed, opened) = self.sealed.take().expect("a commit has a sealed batch");
+                self.status.commits.add(1);
+                self.status.commit_us.add(opened.elapsed().as_micros() as u64);
+                let _ = self.link.messages.send(ToWorker::Committed(sealed.batch));
+                Event::Done
+            }
+            Effect::Report { epoch, cause } => {
+                tracing::info!(
+                    identity = self.options.identity,
+                    ?cause,
+                    "the batch is given up; going back to the committed positions"
+                );
+                let _ = self.link.messages.send(ToWorker::Report { epoch, cause });
+                Event::Done
+            }
+            Effect::Stop(_) | Effect::End => unreachable!("handled by run"),
+        }
+    }
+
+    fn transactional(&self) -> bool {
+        self.options.guarantee == Guarantee::ExactlyOnce
+    }
+
+    fn receive(&mut self) -> Work {
+        match self.link.work.recv() {
+            Ok(ToCommitter::Outputs { epoch, chunk }) => {
+                self.outputs = chunk;
+                self.produced = 0;
+                Work::Outputs { epoch }
+            }
+            Ok(ToCommitter::Seal { sealed, opened }) => {
+                let epoch = sealed.epoch;
+                self.sealed = Some((sealed, opened));
+                Work::Seal { epoch }
+            }
+            Ok(ToCommitter::Abandon { epoch }) => Work::Abandon { epoch },
+            Ok(ToCommitter::Close) | Err(_) => Work::Close,
+        }
+    }
+
+    fn recycle(&mut self) {
+        let chunk = std::mem::take(&mut self.outputs);
+        if !chunk.is_empty() {
+            self.link.recycle(chunk);
+        }
+    }
+
+    fn answer(&mut self, call: impl FnOnce(&mut Committer) -> Result<(), Error>) -> Event {
+        match call(self) {
+            Ok(()) => Event::Done,
+            Err(error) => self.failed(error),
+        }
+    }
+
+    fn failed(&mut self, error: Error) -> Event {
+        let disposition = error.disposition();
+        if disposition != Disposition::Retry {
+            tracing::warn!(identity = self.options.identity, %error, ?disposition, "a transaction call failed");
+        }
+        self.stop_reason = Some(error);
+        Event::Failed(disposition)
+    }
+
+    fn produce(&mut self, side: Side) -> Result<(), Error> {
+        let producer = &self.producers[side.index()];
+        let deadline = Instant::now() + SLICE;
+        for output in self.outputs.iter().skip(self.produced) {
+            while let Err(error) = producer.produce(&output) {
+                if !error.is_queue_full() || Instant::now() >= deadline {
+                    return Err(self.refused(side, error));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            self.produced += 1;
+        }
+        self.recycle();
+        Ok(())
+    }
+
+    fn flush(&mut self, side: Side) -> Result<(), Error> {
+        let producer = &self.producers[side.index()];
+        producer.flush(SLICE)?;
+        // A record that was not delivered makes the commit fail, with a code that says less than the delivery's own.
+        producer.failed_deliveries().map_or(Ok(()), Err)
+    }
+
+    /// The delivery's own error where there is one: `State` from a call only says that the transaction has failed.
+    fn refused(&self, side: Side, error: Error) -> Error {
+        self.producers[side.index()].failed_deliveries().unwrap_or(error)
+    }
+
+    /// At-least-once has no transaction to abort: what was produced stays, and comes again.
+    fn forget(&mut self, side: Side) -> Result<(), Error> {
+        let producer = &self.producers[side.index()];
+        producer.flush(SLICE)?;
+        producer.failed_deliveries();
+        Ok(())
+    }
+
+    fn given_up(&self) -> bool {
+        let epoch: Epoch = self.sealed.as_ref().expect("a sealed batch").0.epoch;
+        self.link.is_dead(epoch)
+    }
+
+    fn send_offsets(&mut self, side: Side) -> Event {
+        let lost = Event::Failed(Disposition::AbortTxn { rejoin: true });
+        // A generation below 0 or an empty member id would be accepted unchecked by the broker.
+        let Some(metadata) = self.group.metadata().filter(|m| m.is_member()) else {
+            return lost;
+        };
+        if self.given_up() {
+            return lost;
+        }
+        if !self.transactional() {
+            return Event::Done;
+        }
+        self.answer(|c| {
+            let (sealed, _) = c.sealed.as_ref().expect("a sealed batch");
+            c.producers[side.index()].send_offsets(&sealed.positions, &metadata, SLICE).map_err(|e| c.refused(side, e))
+        })
+    }
+
+    fn commit(&mut self, side: Side) -> Event {
+        if self.given_up() {
+            return Event::Failed(Disposition::AbortTxn { rejoin: true });
+        }
+        self.answer(|c| {
+            if c.transactional() {
+                return c.producers[side.index()].commit(SLICE).map_err(|e| c.refused(side, e));
+            }
+            let (sealed, _) = c.sealed.as_ref().expect("a sealed batch");
+            c.group.commit(&sealed.positions, SLICE)
+        })
+    }
+
+    fn rebuild(&mut self, await_generation: bool) -> Event {
+        self.recycle();
+        self.status.rebuilds.add(1);
+        if await_generation && !self.group.metadata().is_some_and(|m| m.is_member()) {
+            std::thread::sleep(Duration::from_millis(100));
+            return Event::Failed(Disposition::Retry);
+        }
+        // Dropping a producer whose transaction is open leaves it to the next init on its id.
+        self.producers.clear();
+        match self.options.producers(REBUILD_PAUSE_MAX) {
+            Ok(producers) => {
+                self.producers = producers;
+                Event::Done
+            }
+            Err(error) => {
+                std::thread::sleep(Duration::from_millis(500));
+                self.failed(error)
+            }
+        }
+    }
+
+    fn failure(&self, exit: Exit) -> Failure {
+        let reason = self.stop_reason.as_ref().map_or(String::new(), |e| format!(": {e}"));
+        match exit {
+            Exit::Twin => Failure::new(
+                exit,
+                format!("another process runs with the identity {} and took it over{reason}", self.options.identity),
+            ),
+            _ => Failure::new(exit, format!("{} cannot commit{reason}", self.options.identity)),
+        }
+    }
+}

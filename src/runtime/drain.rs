@@ -1,0 +1,119 @@
+//! `--drain`: what has to be committed before the job is done.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::{Disposition, Failure};
+use crate::kafka::{Admin, At, Isolation};
+use crate::record::{Position, TopicPartition};
+use crate::runtime::preflight::StageTopics;
+use crate::topology::plan::{Plan, Stage, StageKind};
+use crate::topology::spec::{NodeId, NodeKind};
+
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// One stage's goal.
+struct Goal {
+    group: String,
+    /// Positions that the group must reach.
+    targets: Vec<(TopicPartition, Position)>,
+    /// Topics that another stage of this run still writes: their targets are taken when it is done.
+    internal: Vec<TopicPartition>,
+    done: bool,
+}
+
+/// Watches the groups' committed positions until every stage has reached its targets.
+pub struct Drain {
+    goals: Vec<Goal>,
+    asked: Instant,
+}
+
+impl Drain {
+    /// Takes the last stable offset of every source as it is now. Blocks.
+    pub fn new(plan: &Plan, stages: &[&Stage], topics: &[StageTopics], admin: &Admin) -> Result<Drain, Failure> {
+        let written: BTreeSet<Arc<str>> = stages
+            .iter()
+            .zip(topics)
+            .filter(|(stage, _)| matches!(stage.kind, StageKind::Kafka { .. }))
+            .flat_map(|(stage, topics)| {
+                topics.targets.iter().map(|t| Arc::clone(&t.topic)).filter(|t| is_sink(plan, stage, t))
+            })
+            .collect();
+        let mut goals = Vec::new();
+        for (stage, topics) in stages.iter().zip(topics) {
+            let (internal, external): (Vec<_>, Vec<_>) = topics.partitions().partition(|p| written.contains(&p.topic));
+            let targets = ends(admin, &external, Isolation::ReadCommitted)?
+                .ok_or_else(|| Failure::unreachable("the broker does not tell the ends of the sources"))?;
+            goals.push(Goal { group: stage.group.clone(), targets, internal, done: false });
+        }
+        Ok(Drain { goals, asked: Instant::now() })
+    }
+
+    /// Whether all is through. Asks the broker at most every 50 ms.
+    pub fn is_done(&mut self, admin: &Admin) -> Result<bool, Failure> {
+        if self.asked.elapsed() < ASK_EVERY {
+            return Ok(false);
+        }
+        self.asked = Instant::now();
+        // Stages are in the order of the plan: the writers of an internal topic come before its readers.
+        for goal in &mut self.goals {
+            if goal.done {
+                continue;
+            }
+            if !goal.internal.is_empty() {
+                // EndTxn is acknowledged before its markers are written: the uncommitted end is past the last of them.
+                let Some(targets) = ends(admin, &goal.internal, Isolation::ReadUncommitted)? else { return Ok(false) };
+                goal.targets.extend(targets);
+                goal.internal.clear();
+            }
+            goal.done = reached(admin, goal)?;
+            if !goal.done {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn is_sink(plan: &Plan, stage: &Stage, topic: &str) -> bool {
+    let StageKind::Kafka { nodes, .. } = &stage.kind else { return false };
+    let writes =
+        |id: &NodeId| matches!(&plan.topology.nodes[id.0].kind, NodeKind::KafkaSink(sink) if sink.topic == topic);
+    nodes.iter().any(writes)
+}
+
+/// `None` when the broker did not answer for all of them.
+fn ends(
+    admin: &Admin,
+    partitions: &[TopicPartition],
+    isolation: Isolation,
+) -> Result<Option<Vec<(TopicPartition, Position)>>, Failure> {
+    if partitions.is_empty() {
+        return Ok(Some(Vec::new()));
+    }
+    let asked: Vec<_> = partitions.iter().map(|partition| (partition.clone(), At::Latest)).collect();
+    match admin.offsets(&asked, isolation) {
+        Ok(ends) => Ok(ends.into_iter().map(|(partition, end)| Some((partition, end?))).collect()),
+        Err(error) => match error.disposition() {
+            Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
+            _ => Ok(None),
+        },
+    }
+}
+
+fn reached(admin: &Admin, goal: &Goal) -> Result<bool, Failure> {
+    let partitions: Vec<_> = goal.targets.iter().map(|(partition, _)| partition.clone()).collect();
+    match admin.committed(&goal.group, &partitions, false) {
+        // A partition in which there was nothing needs no position.
+        Ok(positions) => Ok(goal.targets.iter().all(|(partition, target)| {
+            let at =
+                positions.iter().find(|(p, _)| p == partition).and_then(|(_, at)| at.as_ref().ok()).copied().flatten();
+            target.0 == 0 || at.is_some_and(|at| at >= *target)
+        })),
+        Err(error) => match error.disposition() {
+            Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
+            _ => Ok(false),
+        },
+    }
+}

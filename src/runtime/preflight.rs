@@ -1,0 +1,227 @@
+//! Everything that can be refused is refused before a record is read: topics, their settings, the broker's limits.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::chunk::{Target, TargetId};
+use crate::error::{Disposition, Failure};
+use crate::kafka::{Admin, At, Error, Isolation, TopicInfo};
+use crate::record::TopicPartition;
+use crate::topology::plan::{Plan, Stage, StageKind};
+use crate::topology::spec::{CreateTopic, Guarantee, NodeKind, Source, Start, Topology};
+
+const DEAD_LETTER_RETENTION_MS: i64 = 14 * 24 * 3600 * 1000;
+/// A dead letter is its record plus what was wrong.
+const DEAD_LETTER_ROOM: usize = 64 * 1024;
+
+/// What a stage needs to know of the broker's topics.
+#[derive(Clone, Debug)]
+pub struct StageTopics {
+    /// Topics read, with where each starts.
+    pub sources: Vec<(Arc<str>, Start, TopicInfo)>,
+    /// Topics written; the dead-letter topic is last.
+    pub targets: Vec<Target>,
+    pub dead_letters: TargetId,
+    pub topic_ids: HashMap<String, Uuid>,
+}
+
+/// The topics that a stage reads, with where each starts.
+pub fn read_topics(topology: &Topology, stage: &Stage) -> Vec<(String, Start)> {
+    let nodes = match &stage.kind {
+        StageKind::Kafka { sources, .. } => sources,
+        StageKind::Postgres { inputs, .. } => inputs,
+    };
+    let mut topics = Vec::new();
+    for id in nodes {
+        match &topology.nodes[id.0].kind {
+            NodeKind::Source(Source { topics: names, start, .. }) => {
+                topics.extend(names.iter().map(|t| (t.clone(), *start)))
+            }
+            NodeKind::KafkaSink(sink) => topics.push((sink.topic.clone(), Start::Earliest)),
+            _ => unreachable!("only sources and Kafka sinks have topics"),
+        }
+    }
+    topics
+}
+
+/// The topics that a stage writes, but for its dead letters.
+fn written_topics<'a>(topology: &'a Topology, stage: &Stage) -> Vec<(&'a str, &'a str, Option<&'a CreateTopic>)> {
+    let StageKind::Kafka { nodes, .. } = &stage.kind else { return Vec::new() };
+    let sinks = nodes.iter().filter_map(|id| match &topology.nodes[id.0] {
+        node => match &node.kind {
+            NodeKind::KafkaSink(sink) => Some((node.name.as_str(), sink.topic.as_str(), sink.create.as_ref())),
+            _ => None,
+        },
+    });
+    let mut seen = BTreeSet::new();
+    sinks.filter(|(_, topic, _)| seen.insert(*topic)).collect()
+}
+
+/// Looks at every topic of the stages, makes those that are declared with `create` and the dead-letter topic, and
+/// answers what each stage works with. Refuses what is missing or cannot work, all of it in one message. Blocks.
+pub fn topics(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<StageTopics>, Failure> {
+    let topology = &plan.topology;
+    limits(topology, admin)?;
+    create_declared(topology, stages, admin)?;
+
+    let mut names: BTreeSet<String> = BTreeSet::new();
+    let mut problems = Vec::new();
+    for stage in stages {
+        names.extend(read_topics(topology, stage).into_iter().map(|(topic, _)| topic));
+        names.extend(written_topics(topology, stage).into_iter().map(|(_, topic, _)| topic.to_owned()));
+    }
+    let infos = describe(admin, &names)?;
+    for stage in stages {
+        for (topic, _) in read_topics(topology, stage) {
+            if !infos.contains_key(&topic) {
+                problems.push(format!("topic {topic:?}, which stage {} reads, does not exist", stage.name));
+            }
+        }
+        for (sink, topic, _) in written_topics(topology, stage) {
+            match infos.get(topic) {
+                Some(info) => problems.extend(unwritable(topic, info)),
+                None => problems.push(format!(
+                    "topic {topic:?}, which sink {sink} writes, does not exist; create it, or declare \
+                     create = {{ partitions = 4 }} in [sinks.{sink}] so that semel does"
+                )),
+            }
+        }
+    }
+    if !problems.is_empty() {
+        problems.dedup();
+        return Err(Failure::refused(format!("at {}: {}", topology.kafka.brokers, problems.join("\n  "))));
+    }
+    let dead_letters = dead_letter_topic(plan, stages, admin, &infos)?;
+    Ok(stages.iter().map(|stage| stage_topics(topology, stage, &infos, &dead_letters)).collect())
+}
+
+fn stage_topics(
+    topology: &Topology,
+    stage: &Stage,
+    infos: &BTreeMap<String, TopicInfo>,
+    dead_letters: &Target,
+) -> StageTopics {
+    let sources: Vec<_> = read_topics(topology, stage)
+        .into_iter()
+        .map(|(topic, start)| (Arc::from(topic.as_str()), start, infos[&topic].clone()))
+        .collect();
+    let mut targets: Vec<Target> =
+        written_topics(topology, stage).into_iter().map(|(_, topic, _)| infos[topic].target(topic)).collect();
+    targets.push(dead_letters.clone());
+    StageTopics {
+        topic_ids: sources
+            .iter()
+            .map(|(topic, _, info): &(Arc<str>, _, TopicInfo)| (topic.to_string(), info.id))
+            .collect(),
+        sources,
+        dead_letters: TargetId(targets.len() as u32 - 1),
+        targets,
+    }
+}
+
+fn unwritable(topic: &str, info: &TopicInfo) -> Option<String> {
+    (info.min_insync_replicas > info.replicas).then(|| {
+        format!(
+            "topic {topic:?} has {} replicas but min.insync.replicas = {}: the broker would refuse every record; lower \
+             the setting or add replicas",
+            info.replicas, info.min_insync_replicas
+        )
+    })
+}
+
+/// A transaction timeout above the broker's limit would be refused by `init_transactions`.
+fn limits(topology: &Topology, admin: &Admin) -> Result<(), Failure> {
+    if topology.guarantee != Guarantee::ExactlyOnce {
+        return Ok(());
+    }
+    // A broker that does not let us look says so when the producer is initialised.
+    let Ok(Some(limit)) = admin.broker_config("transaction.max.timeout.ms") else { return Ok(()) };
+    let Ok(limit) = limit.parse::<u64>() else { return Ok(()) };
+    if topology.transaction_timeout.as_millis() > u128::from(limit) {
+        return Err(Failure::refused(format!(
+            "transaction_timeout = {:?} is above the broker's transaction.max.timeout.ms = {limit}; lower it, or raise \
+             the broker's limit",
+            topology.transaction_timeout,
+        )));
+    }
+    Ok(())
+}
+
+fn create_declared(topology: &Topology, stages: &[&Stage], admin: &Admin) -> Result<(), Failure> {
+    for (sink, topic, create) in stages.iter().flat_map(|stage| written_topics(topology, stage)) {
+        let Some(create) = create else { continue };
+        admin
+            .create_topic(topic, create.partitions, create.replication.unwrap_or(-1), &create.config)
+            .map_err(|e| asked(&e, &format!("cannot create topic {topic:?} of sink {sink}")))?;
+    }
+    Ok(())
+}
+
+fn dead_letter_topic(
+    plan: &Plan,
+    stages: &[&Stage],
+    admin: &Admin,
+    infos: &BTreeMap<String, TopicInfo>,
+) -> Result<Target, Failure> {
+    let name = plan.dead_letters();
+    let read: Vec<&TopicInfo> =
+        stages.iter().flat_map(|stage| read_topics(&plan.topology, stage)).map(|(topic, _)| &infos[&topic]).collect();
+    let partitions = read.iter().map(|info| info.partitions).max().unwrap_or(1);
+    let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
+    let config = BTreeMap::from([
+        ("retention.ms".to_owned(), DEAD_LETTER_RETENTION_MS.to_string()),
+        ("max.message.bytes".to_owned(), (largest + DEAD_LETTER_ROOM).to_string()),
+    ]);
+    let failed = |e: Error| asked(&e, &format!("cannot create the dead-letter topic {name:?}"));
+    admin.create_topic(&name, partitions, -1, &config).map_err(failed)?;
+    let info = describe(admin, &BTreeSet::from([name.clone()]))?.remove(&name);
+    info.map(|info| info.target(name.as_str()))
+        .ok_or_else(|| Failure::unreachable(format!("topic {name:?} was made but is not there")))
+}
+
+fn describe(admin: &Admin, names: &BTreeSet<String>) -> Result<BTreeMap<String, TopicInfo>, Failure> {
+    let asked_for: Vec<&str> = names.iter().map(String::as_str).collect();
+    let infos = admin.topics(&asked_for).map_err(|e| asked(&e, "cannot look at the topics"))?;
+    Ok(infos.into_iter().filter_map(|(name, info)| Some((name, info?))).collect())
+}
+
+/// An error of a question at start: what the broker refuses is refused, anything else is a broker out of reach.
+fn asked(error: &Error, what: &str) -> Failure {
+    match error.disposition() {
+        Disposition::Fatal(exit) => Failure::new(exit, format!("{what}: {error}")),
+        Disposition::Retry => Failure::unreachable(format!("{what}: {error}")),
+        Disposition::AbortTxn { .. } | Disposition::Fenced | Disposition::Rebuild | Disposition::Reject { .. } => {
+            Failure::refused(format!("{what}: {error}"))
+        }
+    }
+}
+
+/// Records between each stage's committed positions and the last stable offsets; `None` where the broker does not
+/// answer at once. Blocks for a moment.
+pub fn lags(admin: &Admin, stages: &[&Stage], topics: &[StageTopics]) -> Vec<Option<i64>> {
+    let admin = admin.within(Duration::from_millis(500));
+    let lag = |(stage, topics): (&&Stage, &StageTopics)| {
+        let partitions: Vec<TopicPartition> = topics.partitions().collect();
+        let asked: Vec<_> = partitions.iter().map(|partition| (partition.clone(), At::Latest)).collect();
+        let ends: BTreeMap<_, _> = admin.offsets(&asked, Isolation::ReadCommitted).ok()?.into_iter().collect();
+        let positions = admin.committed(&stage.group, &partitions, false).ok()?;
+        let behind = positions.into_iter().map(|(partition, at)| {
+            let at = at.ok().flatten().map_or(0, |at| at.0);
+            ends.get(&partition).copied().flatten().map_or(0, |end| (end.0 - at).max(0))
+        });
+        Some(behind.sum())
+    };
+    stages.iter().zip(topics).map(lag).collect()
+}
+
+impl StageTopics {
+    /// Every partition that the stage reads.
+    pub fn partitions(&self) -> impl Iterator<Item = TopicPartition> + '_ {
+        self.sources.iter().flat_map(|(topic, _, info)| {
+            (0..info.partitions).map(|partition| TopicPartition { topic: Arc::clone(topic), partition })
+        })
+    }
+}

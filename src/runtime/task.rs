@@ -1,0 +1,35 @@
+//! What a worker runs on each record: the operators of the Kafka stage, or the rows of a Postgres stage.
+
+use std::time::Duration;
+
+use crate::chunk::Chunk;
+use crate::error::Failure;
+use crate::record::Input;
+
+/// A stage's work on its records, driven by one worker.
+pub trait Task: Send {
+    /// Takes one record. Its outputs go into `chunk`: all of them, or its dead letter. An error stops the job.
+    fn process(&mut self, input: &Input<'_>, chunk: &mut Chunk) -> Result<(), Failure>;
+
+    /// Rejects a record that the broker refused.
+    fn reject(&mut self, input: &Input<'_>, reason: &'static str, chunk: &mut Chunk) -> Result<(), Failure>;
+
+    /// Whether another record can be taken. Does not block.
+    fn has_room(&mut self) -> Result<bool, Failure> {
+        Ok(true)
+    }
+
+    /// Whether outputs may be produced before the batch is sealed.
+    fn streams(&self) -> bool {
+        true
+    }
+
+    /// Finishes effects outside Kafka: true once everything taken has its effect and its dead letters are in `chunk`.
+    /// Blocks for `wait` at most; to be called again until true.
+    fn settle(&mut self, _chunk: &mut Chunk, _wait: Duration) -> Result<bool, Failure> {
+        Ok(true)
+    }
+
+    /// Forgets what was taken and has no effect yet: the records come again.
+    fn abandon(&mut self) {}
+}
