@@ -1,1 +1,1 @@
-fn main() {}
+mod kafka_edge;
