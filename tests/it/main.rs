@@ -3,5 +3,6 @@
 //! They use the development cluster, which comes up by itself. `SEMEL_TEST=offline` leaves out what needs it.
 
 mod cluster;
+mod kafka_edge;
 mod support;
 mod tidy;
