@@ -1,1 +1,3 @@
-//! (to be written)
+//! Operators.
+
+pub mod row;
