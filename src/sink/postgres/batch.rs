@@ -28,6 +28,11 @@ impl Batch {
         Batch { layout, values: Vec::new(), arena: Arena::default() }
     }
 
+    /// An empty batch of the same table.
+    pub fn like(&self) -> Batch {
+        Batch::new(Arc::clone(&self.layout))
+    }
+
     /// Converts a row and takes it in; answers its index in the batch, by which [`Applied`](super::Applied) names it.
     ///
     /// # Errors
