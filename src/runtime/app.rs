@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::clock::Clock;
 use crate::error::{Exit, Failure};
 use crate::kafka::{Admin, Connection, Consumer, ConsumerOptions, Error};
 use crate::observe::progress::Display;
@@ -17,11 +18,11 @@ use crate::runtime::identity::{Identity, default_state_dir};
 use crate::runtime::kafka_task::KafkaTask;
 use crate::runtime::link::link;
 use crate::runtime::positions::Positions;
-use crate::sink::postgres::{self, Checked};
 use crate::runtime::postgres_task::PostgresTask;
 use crate::runtime::preflight::{self, StageTopics};
 use crate::runtime::task::Task;
 use crate::runtime::worker::{Worker, WorkerOptions};
+use crate::sink::postgres::{self, Checked};
 use crate::topology::plan::{Plan, Stage, StageKind};
 use crate::topology::spec::{NodeKind, Topology};
 
@@ -71,7 +72,7 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
                 let checked = postgres::preflight(topology, *sink, &stage.group)?;
                 checked.warnings.iter().for_each(|warning| tracing::warn!(stage = stage.name, "{warning}"));
                 Some(checked)
-            },
+            }
             StageKind::Kafka { .. } => None,
         });
     }
@@ -298,6 +299,7 @@ impl Job<'_> {
                     targets: topics.targets.clone(),
                     topic_ids: topics.topic_ids.clone(),
                     dead_letters: topics.dead_letters,
+                    clock: Clock::System,
                 };
                 let mut by_topic = HashMap::new();
                 for id in sources {
@@ -305,12 +307,13 @@ impl Job<'_> {
                         by_topic.extend(source.topics.iter().map(|topic| (topic.clone(), *id)));
                     }
                 }
+                let names = topology.nodes.iter().map(|node| node.name.clone()).collect();
                 let pipeline = Pipeline::new(self.plan, environment)?;
-                Ok(Box::new(KafkaTask { pipeline, sources: by_topic, status: Arc::clone(status) }))
+                Ok(Box::new(KafkaTask { pipeline, sources: by_topic, names, status: Arc::clone(status) }))
             }
-            StageKind::Postgres { sink, .. } => {
+            StageKind::Postgres { sink, inputs } => {
                 let checked = checked.expect("a Postgres stage was looked at");
-                Ok(Box::new(PostgresTask::new(self.plan, *sink, topics, checked, Arc::clone(status))))
+                Ok(Box::new(PostgresTask::new(self.plan, *sink, inputs, topics, checked, Arc::clone(status))))
             }
         }
     }
