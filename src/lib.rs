@@ -9,6 +9,7 @@ pub mod clock;
 pub mod decimal;
 pub mod error;
 pub mod ids;
+pub mod json;
 pub mod record;
 pub mod reject;
 
