@@ -6,6 +6,7 @@ mod check;
 mod cluster;
 mod explain;
 mod kafka_edge;
+mod postgres_sink;
 mod reference;
 mod support;
 mod tidy;
