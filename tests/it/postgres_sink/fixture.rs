@@ -174,7 +174,8 @@ impl Target {
         let members: BTreeMap<String, Box<serde_json::value::RawValue>> = serde_json::from_str(record).unwrap();
         let text = |name: &str| members.get(name).map(|raw| raw.get());
         let columns = &self.checked.layout.columns;
-        let cells = columns.iter().map(|c| text(&c.name).map(|t| Cow::Borrowed(t.as_bytes()))).collect();
+        let cell = |name: &str| text(name).map(|t| Cow::Borrowed(t.as_bytes()));
+        let cells = columns.iter().map(|c| (Cow::Borrowed(c.name.as_str()), cell(&c.name))).collect();
         let version = text("version").and_then(|v| v.parse().ok()).unwrap_or_default();
         batch.push(&Row { version, deleted: text("deleted") == Some("true"), cells })
     }
