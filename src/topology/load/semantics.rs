@@ -54,10 +54,16 @@ fn formats(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>], order: &[usi
 fn mismatches(cx: &mut Cx<'_>, drafts: &[Draft], draft: &Draft, flow: &Flow) {
     let json = flow.iter().find(|(format, _)| *format == Format::Json);
     let text = flow.iter().find(|(format, _)| *format != Format::Json);
-    if let Some((_, source)) = text.filter(|_| draft.postgres) {
+    let by_member = match &draft.kind {
+        Some(NodeKind::PostgresSink(sink)) => {
+            sink.key.iter().chain([&sink.version]).any(|name| column(sink, name).is_none())
+        }
+        _ => false,
+    };
+    if let Some((_, source)) = text.filter(|_| by_member) {
         let message = format!("{} takes JSON objects, but `{}` has other values", draft.what(), drafts[*source].name);
         cx.found.error(code::VALUE_FORMAT, draft.name_span.clone(), message).help(
-            "columns are filled from the members of an object: parse the text in a remap, into a topic of its own",
+            "its key and version are members of an object: make them by `columns`, or parse the text in a remap before",
         );
     }
     for placed in cx.programs_of(&draft.name) {
@@ -213,14 +219,17 @@ fn deletes(cx: &mut Cx<'_>, draft: &Draft, sink: &PostgresSink) {
     if sink.tombstones != SinkTombstones::Delete {
         return;
     }
-    let from_metadata = |name: &str| column(sink, name).is_some_and(|program| !program.uses().value);
+    // Without an expression the key is the record's, but a version is nowhere else than in the value.
+    let of_value = |name: &str| column(sink, name).is_some_and(|program| program.uses().value);
+    let no_version = column(sink, &sink.version).is_none() || of_value(&sink.version);
     let [key] = &sink.key[..] else {
         let message = format!("{} deletes by null values, whose only key is the record's: one column", draft.what());
         cx.found.error(code::TOMBSTONES_DELETE, draft.name_span.clone(), message);
         return;
     };
-    for (what, name, example) in [("key", key, "%key"), ("version", &sink.version, "%offset")] {
-        if !from_metadata(name) {
+    let parts = [("key", key, "%key", of_value(key)), ("version", &sink.version, "%offset", no_version)];
+    for (what, name, example, missing) in parts {
+        if missing {
             let message = format!("{} deletes by null values, which hold no {what}", draft.what());
             let help = format!("make the column of metadata: columns = {{ {name} = \"{example}\" }}");
             cx.found.error(code::TOMBSTONES_DELETE, draft.name_span.clone(), message).help(help);
