@@ -1,7 +1,12 @@
 //! Tests that need a broker, a database or the whole binary: one program, a module a suite.
+//!
+//! They use the development cluster, which comes up by itself. `SEMEL_TEST=offline` leaves out what needs it.
 
 mod check;
+mod cluster;
 mod explain;
 mod golden;
 mod postgres_sink;
 mod reference;
+mod support;
+mod tidy;
