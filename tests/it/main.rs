@@ -5,6 +5,7 @@
 mod check;
 mod cluster;
 mod explain;
+mod golden;
 mod kafka_edge;
 mod postgres_sink;
 mod reference;
