@@ -45,6 +45,11 @@ enum Command {
     Dev(dev::Args),
 }
 
+/// How the user called this program, for commands to copy.
+fn program() -> String {
+    std::env::args().next().unwrap_or_else(|| "semel".to_owned())
+}
+
 /// Parses the arguments of the process, runs the command and answers the exit status.
 pub fn main() -> Exit {
     let cli = match Cli::try_parse() {
