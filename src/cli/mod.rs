@@ -7,6 +7,8 @@ use crate::error::{Exit, Failure};
 mod check;
 mod dev;
 mod explain;
+mod file;
+mod output;
 mod quickstart;
 mod run;
 mod test;

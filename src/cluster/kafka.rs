@@ -1,9 +1,10 @@
 //! Apache Kafka as one KRaft node: in a container, else as a JVM of this machine from Maven artifacts.
 
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io::{self, Read, Write as _};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -22,7 +23,8 @@ const TITLE: &str = "Apache Kafka 4.2.0";
 const OLDEST_JAVA: u32 = 17;
 
 /// What one node needs to work alone, and what keeps tests quick: few partitions of internal topics, no wait for more
-/// group members, and transactions that timed out are aborted within a second.
+/// group members, transactions that timed out are aborted within a second, and a killed broker is let in again as soon
+/// as its former session has ended (9 s by default).
 pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("offsets.topic.num.partitions", "4"),
     ("offsets.topic.replication.factor", "1"),
@@ -34,6 +36,8 @@ pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("share.coordinator.state.topic.replication.factor", "1"),
     ("share.coordinator.state.topic.min.isr", "1"),
     ("group.initial.rebalance.delay.ms", "0"),
+    ("broker.heartbeat.interval.ms", "1000"),
+    ("broker.session.timeout.ms", "5000"),
     ("auto.create.topics.enable", "false"),
 ];
 
@@ -141,6 +145,7 @@ impl LocalKafka {
         let in_place = |error: io::Error| {
             Failure::refused(format!("cannot write Kafka's files under {}: {error}", self.directory.display()))
         };
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.data).map_err(in_place)?;
         fs::write(self.properties(), properties(self.ports, &self.data, &self.settings)).map_err(in_place)?;
         fs::write(self.directory.join("log4j2.properties"), LOG4J).map_err(in_place)?;
         let mut command = self.jvm(&["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]);
@@ -225,7 +230,7 @@ fn api_versions(address: &str) -> io::Result<bool> {
 
 /// Any 16 bytes in URL-safe base64; the last character carries two bits only.
 fn cluster_id() -> String {
-    format!("semel{:016x}A", place::random())
+    format!("semel{}{}A", place::random_name(), place::random_name())
 }
 
 fn properties(ports: (u16, u16), data: &Path, extra: &[(String, String)]) -> String {

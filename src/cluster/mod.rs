@@ -48,6 +48,13 @@ pub enum Server {
 }
 
 impl Server {
+    fn name(self) -> &'static str {
+        match self {
+            Server::Kafka => "Apache Kafka",
+            Server::Postgres => "PostgreSQL",
+        }
+    }
+
     /// The environment variable that names a running one.
     pub fn variable(self) -> &'static str {
         match self {
@@ -71,6 +78,8 @@ pub struct Options {
     /// Where runtime directories are made. Default: `semel-<uid>` under `XDG_RUNTIME_DIR`, else the temporary
     /// directory.
     pub home: Option<PathBuf>,
+    /// Which servers are wanted. Default: both. The address of one that is not is empty.
+    pub servers: Vec<Server>,
     /// Use what `KAFKA_BROKERS` and `DATABASE_URL` name, each on its own.
     pub use_given: bool,
     /// How long a shared cluster outlives its last user. Counts for the process that brings it up.
@@ -84,6 +93,7 @@ impl Default for Options {
         Options {
             executable: None,
             home: None,
+            servers: vec![Server::Kafka, Server::Postgres],
             use_given: true,
             grace: Duration::from_secs(10),
             broker_settings: Vec::new(),
@@ -172,64 +182,52 @@ impl Cluster {
         pin: bool,
         progress: &dyn Fn(&str),
     ) -> Result<Cluster, Failure> {
-        let given = |server: Server| server.given().filter(|_| options.use_given);
-        let (kafka, postgres) = (given(Server::Kafka), given(Server::Postgres));
-        if let Some(brokers) = &kafka {
-            check_brokers(brokers)?;
-        }
-        if let Some(url) = &postgres {
-            check_database(url)?;
-        }
-        let (own, given): (Vec<Server>, Vec<Server>) =
-            [(Server::Kafka, kafka.is_none()), (Server::Postgres, postgres.is_none())].into_iter().fold(
-                (Vec::new(), Vec::new()),
-                |(mut own, mut given), (server, ours)| {
-                    if ours {
-                        own.push(server)
-                    } else {
-                        given.push(server)
-                    }
-                    (own, given)
-                },
-            );
-        let held = if own.is_empty() {
-            None
-        } else {
-            let supervise = Supervise {
-                directory: place.directory.clone(),
-                grace: if private { Duration::ZERO } else { options.grace },
-                private,
-                broker_settings: options.broker_settings.clone(),
-            };
-            let launch = client::Launch { executable: executable(options)?, arguments: supervise.arguments() };
-            Some(client::hold(place, &launch, &own, pin, progress)?)
-        };
-        let up = |server: Server| {
-            let status = held.as_ref().map(|(_, status)| status);
-            match server {
-                Server::Kafka => status.and_then(|s| s.kafka.clone()),
-                Server::Postgres => status.and_then(|s| s.postgres.clone()),
-            }
-        };
-        let describe = |server: Server, given: Option<String>| match (given, up(server)) {
-            (Some(address), _) => {
-                let shown =
-                    if server == Server::Kafka { format!("the broker {address}") } else { "the database".into() };
-                (address, format!("{shown} that {} names", server.variable()))
-            }
-            (None, Some(server)) => (server.address, server.description),
-            (None, None) => (String::new(), String::new()),
-        };
-        let (brokers, kafka) = describe(Server::Kafka, kafka);
-        let (database_url, postgres) = describe(Server::Postgres, postgres);
-        Ok(Cluster {
-            brokers,
-            database_url,
-            description: vec![kafka, postgres],
+        let mut cluster = Cluster {
+            brokers: String::new(),
+            database_url: String::new(),
+            description: Vec::new(),
             private,
-            given,
-            connection: held.map(|(lines, _)| Mutex::new(lines)),
-        })
+            given: Vec::new(),
+            connection: None,
+        };
+        let mut own = Vec::new();
+        for &server in &options.servers {
+            match server.given().filter(|_| options.use_given) {
+                Some(address) => {
+                    check_given(server, &address)?;
+                    cluster.description.push(format!("{}: given by {}", server.name(), server.variable()));
+                    cluster.given.push(server);
+                    cluster.set_address(server, address);
+                }
+                None => own.push(server),
+            }
+        }
+        if own.is_empty() {
+            return Ok(cluster);
+        }
+        let supervise = Supervise {
+            directory: place.directory.clone(),
+            grace: if private { Duration::ZERO } else { options.grace },
+            private,
+            broker_settings: options.broker_settings.clone(),
+        };
+        let launch = client::Launch { executable: executable(options)?, arguments: supervise.arguments() };
+        let (lines, status) = client::hold(place, &launch, &own, pin, progress)?;
+        for (server, up) in [(Server::Kafka, status.kafka), (Server::Postgres, status.postgres)] {
+            if let Some(up) = up.filter(|_| own.contains(&server)) {
+                cluster.description.push(up.description);
+                cluster.set_address(server, up.address);
+            }
+        }
+        cluster.connection = Some(Mutex::new(lines));
+        Ok(cluster)
+    }
+
+    fn set_address(&mut self, server: Server, address: String) {
+        match server {
+            Server::Kafka => self.brokers = address,
+            Server::Postgres => self.database_url = address,
+        }
     }
 
     /// Stops the broker in order (SIGTERM) and starts it again on the same port and data. Blocks until it answers.
@@ -265,7 +263,7 @@ impl Cluster {
         self.control(Server::Postgres, Action::Stop)
     }
 
-    /// Kills Postgres' first process (SIGKILL); the sessions end on their own.
+    /// Kills Postgres (SIGKILL), its sessions included.
     pub fn kill_postgres(&self) -> Result<(), Failure> {
         self.control(Server::Postgres, Action::Kill)
     }
@@ -329,6 +327,14 @@ fn executable(options: &Options) -> Result<PathBuf, Failure> {
     }
 }
 
+/// A given server takes connections.
+fn check_given(server: Server, address: &str) -> Result<(), Failure> {
+    match server {
+        Server::Kafka => check_brokers(address),
+        Server::Postgres => check_database(address),
+    }
+}
+
 /// One of the given brokers takes connections.
 fn check_brokers(brokers: &str) -> Result<(), Failure> {
     let answers = |address: &str| connects(address.rsplit_once("://").map_or(address, |(_, a)| a).trim());
@@ -375,4 +381,41 @@ fn connects(address: &str) -> bool {
     address
         .to_socket_addrs()
         .is_ok_and(|mut addresses| addresses.any(|a| TcpStream::connect_timeout(&a, patience).is_ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Exit;
+
+    #[test]
+    fn a_given_server_that_does_not_answer_is_named_without_its_password() {
+        let failure = check_given(Server::Kafka, "PLAINTEXT://127.0.0.1:1, 127.0.0.1:2").unwrap_err();
+        assert_eq!(failure.exit, Exit::Unreachable);
+        assert!(failure.message.contains("127.0.0.1:2 (KAFKA_BROKERS)"), "{failure}");
+
+        let failure = check_given(Server::Postgres, "postgres://me:secret@127.0.0.1:1/db").unwrap_err();
+        assert_eq!(failure.exit, Exit::Unreachable);
+        assert!(failure.message.contains("127.0.0.1:1 (DATABASE_URL)"), "{failure}");
+        assert!(!failure.message.contains("secret"), "{failure}");
+
+        let failure = check_given(Server::Postgres, "mysql://localhost").unwrap_err();
+        assert_eq!(failure.exit, Exit::Refused);
+    }
+
+    #[test]
+    fn a_given_server_that_takes_connections_is_used() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert_eq!(check_given(Server::Kafka, &format!("127.0.0.1:1,127.0.0.1:{port}")), Ok(()));
+        assert_eq!(check_given(Server::Postgres, &format!("postgres://me@127.0.0.1:{port}/db")), Ok(()));
+    }
+
+    #[test]
+    fn the_shared_cluster_takes_no_settings_of_one_user() {
+        let settings = vec![("log.retention.ms".to_owned(), "1".to_owned())];
+        let failure =
+            Cluster::obtain(&Options { broker_settings: settings, ..Options::default() }, &|_| {}).unwrap_err();
+        assert!(failure.message.contains("private cluster"), "{failure}");
+    }
 }

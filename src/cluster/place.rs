@@ -159,12 +159,12 @@ pub(super) fn free_port() -> io::Result<u16> {
 }
 
 pub(super) fn random_name() -> String {
-    format!("{:08x}", random() as u32)
+    format!("{:08x}", random())
 }
 
-/// 62 random bits (the random half of a version 7 UUID).
-pub(super) fn random() -> u64 {
-    uuid::Uuid::now_v7().as_u64_pair().1 & (u64::MAX >> 2)
+/// 32 random bits: the part of a version 7 UUID that holds neither time nor counter.
+pub(super) fn random() -> u32 {
+    uuid::Uuid::now_v7().as_u64_pair().1 as u32
 }
 
 /// Postgres' user must reach its data, and root's own temporary directory may be closed to it.

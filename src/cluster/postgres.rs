@@ -154,7 +154,7 @@ fn make_home(home: &Path, account: Option<&User>) -> io::Result<()> {
 /// Any user of the machine can connect to 127.0.0.1, and a superuser of the database runs programs as the server's
 /// user: hence a password.
 pub(super) fn password() -> String {
-    format!("{:016x}{:016x}", place::random(), place::random())
+    (0..4).map(|_| place::random_name()).collect()
 }
 
 pub(super) fn url(host: &str, port: u16, password: &str, database: &str) -> String {
@@ -226,7 +226,7 @@ impl LocalPostgres {
         Ok(())
     }
 
-    /// Backends of a postmaster that was killed live on for a moment and hold its memory: wait for them.
+    /// Sessions of a killed server may live on for a moment and hold its memory: wait for them.
     fn relaunch(&mut self) -> Result<(), Failure> {
         let deadline = Instant::now() + Duration::from_secs(15);
         loop {
@@ -271,8 +271,13 @@ impl Backend for LocalPostgres {
 
     fn stop(&mut self, hard: bool) {
         if let Some(mut process) = self.process.take() {
-            // SIGINT is PostgreSQL's fast shutdown: it ends sessions and writes a checkpoint.
-            process.stop(if hard { Signal::SIGKILL } else { Signal::SIGINT }, Duration::from_secs(20));
+            if hard {
+                // Without their parent, sessions would go on for seconds and could even commit.
+                process.kill_all();
+            } else {
+                // PostgreSQL's fast shutdown: it ends sessions and writes a checkpoint.
+                process.stop(Signal::SIGINT, Duration::from_secs(20));
+            }
         }
     }
 

@@ -65,6 +65,17 @@ impl Process {
         Ok(())
     }
 
+    /// Ends the process and its own children at once, as a crash of the machine would. Blocks until it is gone.
+    pub(super) fn kill_all(&mut self) {
+        let pid = self.child.id();
+        // Linux' list; elsewhere the children notice on their own.
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        self.stop(Signal::SIGKILL, Duration::from_secs(5));
+        for child in children.split_whitespace().filter_map(|c| c.parse().ok()) {
+            let _ = kill(Pid::from_raw(child), Signal::SIGKILL);
+        }
+    }
+
     /// Sends `signal` and blocks until the process is gone; SIGKILL when it takes longer than `patience`.
     pub(super) fn stop(&mut self, signal: Signal, patience: Duration) {
         let deadline = Instant::now() + patience;

@@ -32,7 +32,11 @@ pub fn supervise(options: &Supervise) -> Result<Exit, Failure> {
     place.remove_data();
     let _ = fs::remove_file(place.socket());
     let data = place.make_data().map_err(broken)?;
-    let setup = Setup { directory: place.directory.clone(), data, broker_settings: options.broker_settings.clone() };
+    let setup = Setup {
+        directory: place.directory.clone(),
+        data: data.clone(),
+        broker_settings: options.broker_settings.clone(),
+    };
 
     let (kafka, kafka_thread) = Keeper::spawn(Server::Kafka, setup.clone());
     let (postgres, postgres_thread) = Keeper::spawn(Server::Postgres, setup);
@@ -62,10 +66,10 @@ pub fn supervise(options: &Supervise) -> Result<Exit, Failure> {
     for ended in [kafka_thread, postgres_thread] {
         let _ = ended.recv_timeout(deadline.saturating_duration_since(Instant::now()));
     }
+    // By name, not by what is written down: the directory may be gone with a test's temporary one.
+    let _ = fs::remove_dir_all(&data);
     if options.private {
         place.remove();
-    } else {
-        place.remove_data();
     }
     drop(lock);
     Ok(Exit::Done)

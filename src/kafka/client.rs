@@ -141,16 +141,20 @@ impl Client {
         while let Some(event) = self.queue.poll(Duration::ZERO) {
             match event.kind() {
                 rd::RD_KAFKA_EVENT_LOG => event.log(&self.name),
-                rd::RD_KAFKA_EVENT_ERROR => self.note_trouble(&event.text()),
+                rd::RD_KAFKA_EVENT_ERROR => self.note_trouble(event.code(), &event.text()),
                 _ => {}
             }
         }
     }
 
     /// Remembers why the cluster cannot be reached.
-    pub fn note_trouble(&self, text: &str) {
+    pub fn note_trouble(&self, code: Code, text: &str) {
         tracing::debug!(client = self.name, "{text}");
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.to_owned());
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        // That all brokers are down follows the reason and does not say it.
+        if code != Code::ALL_BROKERS_DOWN || trouble.is_none() {
+            *trouble = Some(text.to_owned());
+        }
     }
 
     pub fn trouble(&self) -> Option<String> {

@@ -135,7 +135,7 @@ impl Consumer {
         let mut text = event.text();
         // Connections come and go, and the client mends them by itself.
         if !event.is_fatal() && entry.is_none() && code.is_transient() {
-            self.client.note_trouble(&text);
+            self.client.note_trouble(code, &text);
             return Polled::Nothing;
         }
         let mut error = Error::new(Operation::Consume, code, String::new()).with_fatal(event.is_fatal());

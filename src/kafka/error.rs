@@ -328,3 +328,7 @@ fn is_group_caused(code: Code) -> bool {
         Code::ILLEGAL_GENERATION | Code::UNKNOWN_MEMBER | Code::STALE_MEMBER_EPOCH | Code::FENCED_MEMBER_EPOCH
     )
 }
+
+#[cfg(test)]
+#[path = "error_tests.rs"]
+mod tests;

@@ -90,6 +90,24 @@ pub struct GroupMetadata(NonNull<rd::rd_kafka_consumer_group_metadata_t>);
 unsafe impl Send for GroupMetadata {}
 
 impl GroupMetadata {
+    /// A membership that nobody has.
+    #[cfg(test)]
+    pub(super) fn invented(group: &str, generation: i32, member: &str) -> GroupMetadata {
+        let (group, member) = (std::ffi::CString::new(group).unwrap(), std::ffi::CString::new(member).unwrap());
+        // SAFETY: the strings are alive and copied; the object that is returned is ours.
+        GroupMetadata(
+            NonNull::new(unsafe {
+                rd::rd_kafka_consumer_group_metadata_new_with_genid(
+                    group.as_ptr(),
+                    generation,
+                    member.as_ptr(),
+                    std::ptr::null(),
+                )
+            })
+            .unwrap(),
+        )
+    }
+
     pub(super) fn as_ptr(&self) -> *const rd::rd_kafka_consumer_group_metadata_t {
         self.0.as_ptr()
     }

@@ -23,6 +23,9 @@ mod producer;
 mod request;
 mod topics;
 
+#[cfg(test)]
+mod mock_tests;
+
 pub use admin::Admin;
 pub use code::Code;
 pub use config::Connection;

@@ -47,15 +47,21 @@ pub(super) fn committed(
     }
     let deadline = Instant::now() + timeout;
     let mut wait = Duration::from_millis(10);
+    let mut answers = committed_once(client, group, partitions, stable, timeout)?;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let answers = committed_once(client, group, partitions, stable, left)?;
+        let left = deadline.saturating_duration_since(Instant::now());
         let unstable = answers.iter().any(|(_, answer)| answer.as_ref().is_err_and(Error::is_unstable));
-        if !unstable || Instant::now() + wait >= deadline {
+        if !unstable || left <= wait {
             return Ok(answers);
         }
         // The markers of a finished transaction take milliseconds, an open one takes as long as it likes.
         thread::sleep(wait);
+        match committed_once(client, group, partitions, stable, left - wait) {
+            Ok(newer) => answers = newer,
+            // The last try had no time left: what the broker said before stands.
+            Err(error) if error.is_timeout() => return Ok(answers),
+            Err(error) => return Err(error),
+        }
         wait = (wait * 2).min(Duration::from_millis(100));
     }
 }

@@ -256,7 +256,7 @@ fn serve(client: &Client, shared: &Shared) {
         let Some(event) = client.poll(Duration::from_millis(100)) else { continue };
         match event.kind() {
             rd::RD_KAFKA_EVENT_DR => note_failures(&event, shared),
-            rd::RD_KAFKA_EVENT_ERROR => client.note_trouble(&event.text()),
+            rd::RD_KAFKA_EVENT_ERROR => client.note_trouble(event.code(), &event.text()),
             _ => {}
         }
     }

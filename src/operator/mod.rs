@@ -1,3 +1,4 @@
+//! stub: pass-through
 use crate::chunk::*;
 use crate::error::Failure;
 use crate::record::*;
@@ -11,7 +12,7 @@ pub struct Environment {
     pub topic_ids: HashMap<String, Uuid>,
     pub dead_letters: TargetId,
 }
-pub struct Pipeline;
+pub struct Pipeline(Environment);
 pub enum Outcome {
     Processed { outputs: u32 },
     Rejected { node: String, reason: &'static str },
@@ -23,11 +24,14 @@ pub struct Stop {
     pub message: String,
 }
 impl Pipeline {
-    pub fn new(_: &Plan, _: Environment) -> Result<Pipeline, Failure> {
-        Ok(Pipeline)
+    pub fn new(_: &Plan, e: Environment) -> Result<Pipeline, Failure> {
+        Ok(Pipeline(e))
     }
-    pub fn process(&mut self, _: NodeId, _: &Input<'_>, _: &mut Chunk) -> Result<Outcome, Stop> {
-        Ok(Outcome::Skipped)
+    pub fn process(&mut self, _: NodeId, i: &Input<'_>, c: &mut Chunk) -> Result<Outcome, Stop> {
+        let mut o = c.push(TargetId(0));
+        o.partition(i.partition % self.0.targets[0].partitions).key(i.key).value(i.value).timestamp(i.timestamp);
+        o.finish();
+        Ok(Outcome::Processed { outputs: 1 })
     }
     pub fn node_name(&self, _: NodeId) -> &str {
         ""

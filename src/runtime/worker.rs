@@ -276,45 +276,49 @@ impl Worker {
                 if !self.drain(self.desk.options.revoke_timeout)? {
                     self.desk.abandon();
                 }
-                self.give_up(&partitions);
-                Ok(())
+                self.give_up(&partitions)
             }
             Rebalance::Revoke { partitions, lost: true } => {
                 tracing::warn!(worker = self.desk.options.name, count = partitions.len(), "partitions lost");
                 self.desk.abandon();
-                self.give_up(&partitions);
-                Ok(())
+                self.give_up(&partitions)
             }
-            Rebalance::Failed(error) => match error.disposition() {
-                Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
-                Disposition::Retry
-                | Disposition::AbortTxn { .. }
-                | Disposition::Fenced
-                | Disposition::Rebuild
-                | Disposition::Reject { .. } => {
-                    tracing::warn!(worker = self.desk.options.name, %error, "the consumer reports");
-                    Ok(())
-                }
-            },
+            Rebalance::Failed(error) => self.reported(error),
         }
     }
 
-    fn give_up(&mut self, partitions: &[TopicPartition]) {
+    /// An error of the consumer: what it cannot live with ends the worker, the rest it mends by itself.
+    fn reported(&self, error: Error) -> Result<(), Failure> {
+        match error.disposition() {
+            Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
+            Disposition::Retry
+            | Disposition::AbortTxn { .. }
+            | Disposition::Fenced
+            | Disposition::Rebuild
+            | Disposition::Reject { .. } => {
+                tracing::warn!(worker = self.desk.options.name, %error, "the consumer reports");
+                Ok(())
+            }
+        }
+    }
+
+    fn give_up(&mut self, partitions: &[TopicPartition]) -> Result<(), Failure> {
         self.desk.progress.unassign(partitions);
         self.desk.waiting.retain(|p| !partitions.contains(p));
         self.desk.hot = None;
-        self.consumer.unassign(partitions);
+        let answered = self.consumer.unassign(partitions);
         self.desk.status.set_assigned(self.desk.progress.partitions().len());
         tracing::info!(worker = self.desk.options.name, partitions = %list(partitions), "given up");
+        answered.or_else(|error| self.reported(error))
     }
 
     fn assigned(&mut self, partitions: Vec<TopicPartition>) -> Result<(), Failure> {
         let found = self.desk.positions.find(&self.consumer, &partitions, Duration::from_secs(1))?;
         tracing::info!(worker = self.desk.options.name, partitions = %list(&partitions), "assigned");
         self.desk.waiting.extend(found.unstable.iter().cloned());
-        self.consumer.assign(&found.at());
+        let answered = self.consumer.assign(&found.at());
         self.settle_in(found);
-        Ok(())
+        answered.or_else(|error| self.reported(error))
     }
 
     fn assign_waiting(&mut self) -> Result<(), Failure> {
@@ -324,8 +328,11 @@ impl Worker {
         let partitions = std::mem::take(&mut self.desk.waiting);
         let found = self.desk.positions.find(&self.consumer, &partitions, Duration::from_millis(200))?;
         self.desk.waiting.extend(found.unstable.iter().cloned());
-        if !found.known.is_empty() {
-            self.consumer.add(&found.at());
+        if !found.known.is_empty()
+            && let Err(error) = self.consumer.add(&found.at())
+        {
+            self.desk.waiting.extend(found.known.into_iter().map(|(partition, _, _)| partition));
+            return self.reported(error);
         }
         self.settle_in(found);
         Ok(())

@@ -1,1 +1,8 @@
-fn main() {}
+//! Tests that need a broker, a database or the whole binary: one program, a module a suite.
+//!
+//! They use the development cluster, which comes up by itself. `SEMEL_TEST=offline` leaves out what needs it.
+
+mod cluster;
+mod kafka_edge;
+mod support;
+mod tidy;

@@ -59,6 +59,17 @@ pub fn load(text: &str, file: &str, env: &dyn Fn(&str) -> Option<String>) -> Loa
     Loaded { topology: topology.filter(|_| good).map(|topology| Topology { unset, ..topology }), findings }
 }
 
+/// The finding that `file` has the `name` of another file: run together, they would share a consumer group.
+pub fn duplicate_topology(text: &str, file: &str, other: &str) -> Finding {
+    let mut found = Findings::new(file, text);
+    let (root, _) = DeTable::parse_recoverable(text);
+    let span = root.get_ref().get("name").map_or(0..0, |item| item.span());
+    found
+        .error(code::DUPLICATE_TOPOLOGY, span, format!("{other} has the same `name`"))
+        .help("two topologies need two names: the name is their consumer group");
+    found.finish().remove(0)
+}
+
 fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     let top = cx.table(root, 0..0, &keys::TOP, "the file")?;
     let name = cx.required_string(&top, "name", "such as name = \"orders\"");

@@ -132,18 +132,17 @@ fn check_url(cx: &mut Cx<'_>, url: &Text) {
     if url.unset {
         return;
     }
-    let scheme = url.value.starts_with("postgres://") || url.value.starts_with("postgresql://");
-    if !scheme && !url.value.contains('=') {
-        cx.found
-            .error(code::INVALID_VALUE, url.span.clone(), format!("`url` is no Postgres URL: {}", url.shown))
-            .help("such as postgres://user@localhost:5432/shop");
-        return;
-    }
     // The password is in the file itself only where the string names no variable.
     let authority = url.value.split_once("://").map_or("", |(_, rest)| rest.split('/').next().unwrap_or(""));
     let user_info = authority.rsplit_once('@').map_or("", |(user, _)| user);
     if url.shown.starts_with('`') && (user_info.contains(':') || url.value.contains("password=")) {
         cx.secret(url.span.clone(), "`url` holds a password");
+    }
+    let scheme = url.value.starts_with("postgres://") || url.value.starts_with("postgresql://");
+    if !scheme && !url.value.contains("host=") {
+        cx.found
+            .error(code::INVALID_VALUE, url.span.clone(), "`url` is no Postgres URL")
+            .help("such as postgres://user@localhost:5432/shop");
     }
 }
 

@@ -1,0 +1,202 @@
+//! Error classes against librdkafka's mock cluster, which answers any request with any error. It writes no transaction
+//! markers, so what readers see is for the tests on a real broker.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use rdkafka::types::RDKafkaApiKey as Api;
+use rdkafka::types::RDKafkaRespErr as Resp;
+
+use super::*;
+use crate::chunk::{Chunk, Target, TargetId};
+use crate::error::{Disposition, Exit};
+use crate::record::{Position, TopicPartition};
+
+const SECONDS: Duration = Duration::from_secs(10);
+
+struct Mock {
+    cluster: MockCluster<'static, DefaultProducerContext>,
+}
+
+impl Mock {
+    fn new() -> Mock {
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic("in", 1, 1).unwrap();
+        cluster.create_topic("out", 1, 1).unwrap();
+        Mock { cluster }
+    }
+
+    fn producer(&self) -> Producer {
+        let connection = Connection::new(self.cluster.bootstrap_servers(), "mock");
+        let options =
+            ProducerOptions { transactional_id: Some("id".into()), transaction_timeout: SECONDS, queue_bytes: 1 << 20 };
+        let target = Target {
+            topic: "out".into(),
+            partitions: 1,
+            max_message_bytes: 1 << 20,
+            compacted: false,
+            timestamp_before_max_ms: i64::MAX,
+            timestamp_after_max_ms: i64::MAX,
+        };
+        Producer::new(&connection, &options, &[target]).unwrap()
+    }
+}
+
+fn send(producer: &Producer) -> Result<(), Error> {
+    let mut chunk = Chunk::default();
+    let mut output = chunk.push(TargetId(0));
+    output.value(Some(b"x"));
+    output.finish();
+    producer.produce(&chunk.iter().next().unwrap())
+}
+
+/// One whole transaction; what it met first.
+fn transact(producer: &Producer) -> Result<(), Error> {
+    producer.begin()?;
+    send(producer)?;
+    producer.flush(SECONDS)?;
+    let group = GroupMetadata::invented("group", 1, "member");
+    producer.send_offsets(&[(TopicPartition::new("in", 0), Position(1))], &group, SECONDS)?;
+    producer.commit(SECONDS)
+}
+
+/// What a transaction answers when the broker answers the first requests of this kind so.
+fn met(api: Api, errors: &[Resp]) -> Result<(), Error> {
+    let mock = Mock::new();
+    let producer = mock.producer();
+    producer.init(SECONDS).unwrap();
+    mock.cluster.request_errors(api, errors);
+    transact(&producer)
+}
+
+/// Each case on a thread of its own: nearly all of their time is waiting for the first coordinator.
+fn each<T: Send>(cases: impl IntoIterator<Item = T>, check: impl Fn(T) + Sync) {
+    let check = &check;
+    std::thread::scope(|scope| {
+        for case in cases {
+            scope.spawn(move || check(case));
+        }
+    });
+}
+
+#[test]
+fn passing_troubles_are_retried_inside_the_client() {
+    use Resp::*;
+    each(
+        [
+            (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS),
+            (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS),
+            (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS),
+            (Api::EndTxn, RD_KAFKA_RESP_ERR_NOT_COORDINATOR),
+            (Api::Produce, RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS),
+        ],
+        |(api, error)| assert_eq!(met(api, &[error, error]), Ok(()), "{api:?} {error:?}"),
+    );
+}
+
+#[test]
+fn broker_errors_become_dispositions() {
+    use Disposition::*;
+    use Resp::*;
+    let refused = Fatal(Exit::Refused);
+    let abort = AbortTxn { rejoin: false };
+    let rejoin = AbortTxn { rejoin: true };
+    each(
+        [
+            (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Fenced),
+            (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_INVALID_TXN_STATE, Rebuild),
+            (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED, refused.clone()),
+            (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED, refused.clone()),
+            (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_UNKNOWN, abort.clone()),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION, rejoin.clone()),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID, rejoin.clone()),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_STALE_MEMBER_EPOCH, rejoin),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_FENCED_INSTANCE_ID, Fatal(Exit::Twin)),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Fenced),
+            (Api::EndTxn, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Fenced),
+            (Api::EndTxn, RD_KAFKA_RESP_ERR_PRODUCER_FENCED, Fenced),
+            (Api::EndTxn, RD_KAFKA_RESP_ERR_INVALID_TXN_STATE, Rebuild),
+            // Not of an earlier request in flight: the broker and the client disagree.
+            (Api::Produce, RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER, Rebuild),
+            (Api::Produce, RD_KAFKA_RESP_ERR_UNKNOWN_PRODUCER_ID, abort.clone()),
+            (Api::Produce, RD_KAFKA_RESP_ERR_INVALID_TXN_STATE, abort),
+            (Api::Produce, RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, refused),
+            (Api::Produce, RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE, Reject { reason: "too-large" }),
+            (Api::Produce, RD_KAFKA_RESP_ERR_INVALID_TIMESTAMP, Reject { reason: "timestamp" }),
+            (Api::Produce, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Fenced),
+        ],
+        |(api, error, expected)| {
+            let met = met(api, &[error]).unwrap_err();
+            assert_eq!(met.disposition(), expected, "{api:?} {error:?} came as {met:?}");
+        },
+    );
+}
+
+#[test]
+fn after_an_abort_the_producer_goes_on() {
+    let mock = Mock::new();
+    let producer = mock.producer();
+    producer.init(SECONDS).unwrap();
+    mock.cluster.request_errors(Api::TxnOffsetCommit, &[Resp::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION]);
+    assert!(transact(&producer).unwrap_err().is_abortable());
+    // In a failed transaction nothing is queued.
+    let error = send(&producer).unwrap_err();
+    assert_eq!(error.disposition(), Disposition::AbortTxn { rejoin: false }, "{error:?}");
+    producer.abort(SECONDS).unwrap();
+    transact(&producer).unwrap();
+}
+
+#[test]
+fn an_abort_with_records_in_the_queue_does_not_hang() {
+    let mock = Mock::new();
+    let producer = mock.producer();
+    producer.init(SECONDS).unwrap();
+    producer.begin().unwrap();
+    mock.cluster.broker_round_trip_time(1, Duration::from_millis(200)).unwrap();
+    for _ in 0..100 {
+        send(&producer).unwrap();
+    }
+    let start = Instant::now();
+    producer.abort(SECONDS).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert_eq!(producer.failed_deliveries(), None);
+}
+
+#[test]
+fn a_commit_that_is_not_answered_is_asked_again() {
+    let mock = Mock::new();
+    let producer = mock.producer();
+    producer.init(SECONDS).unwrap();
+    producer.begin().unwrap();
+    send(&producer).unwrap();
+    producer.flush(SECONDS).unwrap();
+    mock.cluster.broker_round_trip_time(1, Duration::from_millis(1000)).unwrap();
+    let error = producer.commit(Duration::from_millis(200)).unwrap_err();
+    assert!(error.is_timeout(), "{error:?}");
+    assert_eq!(error.disposition(), Disposition::Retry);
+    // Nothing else may be asked before the outcome is known.
+    let error = producer.abort(Duration::from_millis(200)).unwrap_err();
+    assert_ne!(error.disposition(), Disposition::AbortTxn { rejoin: false }, "{error:?}");
+    producer.commit(SECONDS).unwrap();
+}
+
+#[test]
+fn initialising_says_why_it_is_refused_or_late() {
+    let mock = Mock::new();
+    mock.cluster.request_errors(Api::InitProducerId, &[Resp::RD_KAFKA_RESP_ERR_INVALID_TRANSACTION_TIMEOUT]);
+    let error = mock.producer().init(SECONDS).unwrap_err();
+    assert_eq!(error.disposition(), Disposition::Fatal(Exit::Refused));
+    assert!(error.to_string().contains("transactional.id id, transaction.timeout.ms 10000"), "{error}");
+
+    let mock = Mock::new();
+    let unavailable = [Resp::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE; 10_000];
+    mock.cluster.request_errors(Api::InitProducerId, &unavailable);
+    let producer = mock.producer();
+    let error = producer.init(Duration::from_millis(700)).unwrap_err();
+    assert_eq!(error.disposition(), Disposition::Retry, "{error:?}");
+    assert!(error.to_string().contains("transaction.state.log.replication.factor"), "{error}");
+    mock.cluster.clear_request_errors(Api::InitProducerId);
+    producer.init(SECONDS).unwrap();
+}
