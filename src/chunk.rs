@@ -119,7 +119,13 @@ impl Chunk {
 
     /// The outputs in the order they were put in.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Output<'_>> {
-        self.entries.iter().map(|e| Output {
+        (0..self.entries.len()).map(|index| self.get(index))
+    }
+
+    /// The output at `index`.
+    pub fn get(&self, index: usize) -> Output<'_> {
+        let e = &self.entries[index];
+        Output {
             target: e.target,
             partition: e.partition,
             timestamp: e.timestamp,
@@ -127,7 +133,7 @@ impl Chunk {
             value: e.value.as_ref().map(|s| self.bytes(s)),
             chunk: self,
             headers: e.headers.clone(),
-        })
+        }
     }
 
     fn bytes(&self, span: &Span) -> &[u8] {

@@ -6,6 +6,7 @@
 
 pub mod chunk;
 pub mod clock;
+pub mod decimal;
 pub mod error;
 pub mod ids;
 pub mod json;

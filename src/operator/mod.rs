@@ -1,4 +1,5 @@
 //! stub: pass-through
+pub mod row;
 use crate::chunk::*;
 use crate::error::Failure;
 use crate::record::*;

@@ -17,7 +17,7 @@ use crate::runtime::identity::{Identity, default_state_dir};
 use crate::runtime::kafka_task::KafkaTask;
 use crate::runtime::link::link;
 use crate::runtime::positions::Positions;
-use crate::runtime::postgres_task::Checked;
+use crate::sink::postgres::{self, Checked};
 use crate::runtime::postgres_task::PostgresTask;
 use crate::runtime::preflight::{self, StageTopics};
 use crate::runtime::task::Task;
@@ -67,7 +67,11 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
     let mut checked = Vec::new();
     for stage in &stages {
         checked.push(match &stage.kind {
-            StageKind::Postgres { sink, .. } => Some(PostgresTask::preflight(topology, *sink)?),
+            StageKind::Postgres { sink, .. } => {
+                let checked = postgres::preflight(topology, *sink, &stage.group)?;
+                checked.warnings.iter().for_each(|warning| tracing::warn!(stage = stage.name, "{warning}"));
+                Some(checked)
+            },
             StageKind::Kafka { .. } => None,
         });
     }
@@ -306,7 +310,7 @@ impl Job<'_> {
             }
             StageKind::Postgres { sink, .. } => {
                 let checked = checked.expect("a Postgres stage was looked at");
-                Ok(Box::new(PostgresTask::new(self.plan, *sink, stage, topics, checked, Arc::clone(status))?))
+                Ok(Box::new(PostgresTask::new(self.plan, *sink, topics, checked, Arc::clone(status))))
             }
         }
     }

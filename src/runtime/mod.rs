@@ -5,6 +5,7 @@ mod committer;
 mod drain;
 mod identity;
 mod kafka_task;
+mod kept;
 mod link;
 mod positions;
 mod postgres_task;

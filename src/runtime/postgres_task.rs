@@ -1,34 +1,209 @@
-use super::{preflight::StageTopics, task::Task};
-use crate::{
-    chunk::Chunk,
-    error::Failure,
-    observe::status::StageStatus,
-    record::Input,
-    topology::{plan::*, spec::*},
-};
+//! A Postgres stage's task: rows go to the database in batches as they fill, each in its own transaction; a seal waits
+//! until all of them are committed there. What the database refused goes out with the positions.
+
+use std::collections::VecDeque;
 use std::sync::Arc;
-pub struct PostgresTask;
-pub struct Checked;
+use std::time::{Duration, Instant};
+
+use crate::chunk::{Chunk, Target, TargetId};
+use crate::error::Failure;
+use crate::observe::status::StageStatus;
+use crate::operator::row::{Mapped, RowMapper};
+use crate::record::Input;
+use crate::reject::{Reject, dead_letter};
+use crate::runtime::kept::Kept;
+use crate::runtime::preflight::StageTopics;
+use crate::runtime::task::Task;
+use crate::sink::postgres::{Applied, Batch, Breaker, Checked, Writer, WriterConfig};
+use crate::topology::plan::Plan;
+use crate::topology::spec::{NodeId, NodeKind, OnError, PostgresSink};
+
+/// One batch is written while the next fills.
+const IN_FLIGHT: usize = 2;
+
+/// Maps records to rows and has them written.
+pub struct PostgresTask {
+    topology: String,
+    sink: String,
+    on_error: OnError,
+    batch_rows: usize,
+    batch_bytes: usize,
+    mapper: RowMapper,
+    breaker: Arc<Breaker>,
+    writer: Writer,
+    batch: Batch,
+    spare: Vec<Batch>,
+    /// The records of `batch`, row by row, as long as the database may refuse them.
+    kept: Kept,
+    /// The records of the batches being written; none where they were given up meanwhile.
+    flying: VecDeque<Option<Kept>>,
+    letters: Chunk,
+    dead_letters: (TargetId, Target),
+    status: Arc<StageStatus>,
+}
+
 impl PostgresTask {
-    pub fn preflight(_: &Topology, _: NodeId) -> Result<Checked, Failure> {
-        Ok(Checked)
+    /// A task for one worker, with a connection of its own.
+    pub fn new(plan: &Plan, sink: NodeId, topics: &StageTopics, checked: &Checked, status: Arc<StageStatus>) -> PostgresTask {
+        let node = &plan.topology.nodes[sink.0];
+        let NodeKind::PostgresSink(spec) = &node.kind else { unreachable!("a Postgres stage has a Postgres sink") };
+        let breaker = Arc::new(Breaker::new(&node.name, spec.max_rejects_per_minute));
+        PostgresTask {
+            topology: plan.topology.name.clone(),
+            sink: node.name.clone(),
+            on_error: node.on_error,
+            batch_rows: spec.batch_rows,
+            batch_bytes: spec.batch_bytes as usize,
+            mapper: mapper(&node.name, spec, checked),
+            writer: Writer::spawn(WriterConfig {
+                address: checked.address.clone(),
+                layout: Arc::clone(&checked.layout),
+                prepared: spec.prepared,
+                breaker: Arc::clone(&breaker),
+            }),
+            breaker,
+            batch: Batch::new(Arc::clone(&checked.layout)),
+            spare: Vec::new(),
+            kept: Kept::default(),
+            flying: VecDeque::new(),
+            letters: Chunk::default(),
+            dead_letters: (topics.dead_letters, topics.targets[topics.dead_letters.0 as usize].clone()),
+            status,
+        }
     }
-    pub fn new(
-        _: &Plan,
-        _: NodeId,
-        _: &Stage,
-        _: &StageTopics,
-        _: &Checked,
-        _: Arc<StageStatus>,
-    ) -> Result<PostgresTask, Failure> {
-        Ok(PostgresTask)
+
+    fn refuse(&mut self, input: &Input<'_>, reject: &Reject) -> Result<(), Failure> {
+        match self.on_error {
+            OnError::Skip => self.status.skipped.add(1),
+            OnError::Stop => {
+                return Err(Failure::stopped(format!(
+                    "{}-{} offset {}: {} ({}): {}; on_error = \"stop\"",
+                    input.topic, input.partition, input.offset, reject.node, reject.reason, reject.message
+                )));
+            }
+            OnError::Reject => {
+                self.breaker.check(1, &reject.message)?;
+                self.breaker.count(1);
+                self.letter(input, reject);
+            }
+        }
+        Ok(())
+    }
+
+    fn letter(&mut self, input: &Input<'_>, reject: &Reject) {
+        let (id, target) = &self.dead_letters;
+        let event_id = input.headers.last("semel-event-id").flatten().and_then(|id| std::str::from_utf8(id).ok());
+        dead_letter(&mut self.letters, *id, target, &self.topology, event_id, input, reject);
+        self.status.reject(&reject.node, reject.reason);
+        self.status.records_out.add(1);
+    }
+
+    fn submit(&mut self) {
+        let next = self.spare.pop().unwrap_or_else(|| self.batch.like());
+        self.writer.submit(std::mem::replace(&mut self.batch, next));
+        self.flying.push_back(Some(std::mem::take(&mut self.kept)));
+    }
+
+    /// Takes the answer to the oldest batch, if it comes within `wait`.
+    fn answer(&mut self, wait: Duration) -> Result<bool, Failure> {
+        let Some(answer) = self.writer.poll(wait) else { return Ok(false) };
+        let Applied { rows, superseded, stale, ties, rejects, batch, .. } = answer?;
+        self.status.rows.add(rows);
+        self.status.stale.add(superseded + stale);
+        self.status.ties.add(ties);
+        self.spare.push(batch);
+        if let Some(Some(kept)) = self.flying.pop_front() {
+            for (index, reject) in rejects {
+                self.refused_by_database(&kept.input(index), &reject)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// The writer's breaker has counted these already.
+    fn refused_by_database(&mut self, input: &Input<'_>, reject: &Reject) -> Result<(), Failure> {
+        match self.on_error {
+            OnError::Reject => {
+                self.letter(input, reject);
+                Ok(())
+            }
+            OnError::Skip | OnError::Stop => self.refuse(input, reject),
+        }
     }
 }
+
+fn mapper(node: &str, spec: &PostgresSink, checked: &Checked) -> RowMapper {
+    RowMapper::new(node, spec, Some(&checked.layout.specs()))
+}
+
 impl Task for PostgresTask {
-    fn process(&mut self, _: &Input<'_>, _: &mut Chunk) -> Result<(), Failure> {
+    fn process(&mut self, input: &Input<'_>, _chunk: &mut Chunk) -> Result<(), Failure> {
+        let pushed = match self.mapper.map(input) {
+            Ok(Mapped::Row(row)) => self.batch.push(&row),
+            Ok(Mapped::Ignored) => {
+                self.status.dropped.add(1);
+                return Ok(());
+            }
+            Err(reject) => Err(reject),
+        };
+        match pushed {
+            Ok(_) => self.kept.push(input),
+            Err(reject) => self.refuse(input, &reject)?,
+        }
+        if self.is_full() && self.writer.in_flight() < IN_FLIGHT {
+            self.submit();
+        }
         Ok(())
     }
-    fn reject(&mut self, _: &Input<'_>, _: &'static str, _: &mut Chunk) -> Result<(), Failure> {
+
+    fn reject(&mut self, input: &Input<'_>, reason: &'static str, _chunk: &mut Chunk) -> Result<(), Failure> {
+        let message = format!("the broker refused the dead letter of this record: {reason}");
+        self.letter(input, &Reject { node: self.sink.clone(), reason: "broker", message });
         Ok(())
+    }
+
+    fn has_room(&mut self) -> Result<bool, Failure> {
+        while self.writer.in_flight() > 0 && self.answer(Duration::ZERO)? {}
+        if self.is_full() && self.writer.in_flight() < IN_FLIGHT {
+            self.submit();
+        }
+        Ok(!self.is_full())
+    }
+
+    fn streams(&self) -> bool {
+        // A transaction that waits for the database would time out.
+        false
+    }
+
+    fn settle(&mut self, chunk: &mut Chunk, wait: Duration) -> Result<bool, Failure> {
+        let deadline = Instant::now() + wait;
+        if !self.batch.is_empty() && self.writer.in_flight() < IN_FLIGHT {
+            self.submit();
+        }
+        while self.writer.in_flight() > 0 {
+            if !self.answer(deadline.saturating_duration_since(Instant::now()))? {
+                return Ok(false);
+            }
+            if !self.batch.is_empty() {
+                self.submit();
+            }
+        }
+        debug_assert!(chunk.is_empty(), "letters are kept here until the batch is settled");
+        std::mem::swap(chunk, &mut self.letters);
+        Ok(true)
+    }
+
+    fn abandon(&mut self) {
+        self.batch.clear();
+        self.kept.clear();
+        self.letters.clear();
+        // What is being written is committed or not; the records come again and meet the guard.
+        self.flying.iter_mut().for_each(|kept| *kept = None);
+    }
+}
+
+impl PostgresTask {
+    fn is_full(&self) -> bool {
+        self.batch.len() >= self.batch_rows || self.batch.bytes() >= self.batch_bytes
     }
 }

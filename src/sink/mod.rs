@@ -1,1 +1,3 @@
-//! (to be written)
+//! Sinks outside Kafka: where a stage writes after its records left the log.
+
+pub mod postgres;

@@ -77,7 +77,6 @@ codes! {
     TRANSACTION_TIMEOUT "transaction-timeout" "`transaction_timeout` is not below `session_timeout`, or above what brokers accept by default."
     SESSION_TIMEOUT "session-timeout" "`session_timeout` is outside what brokers accept by default."
     MISSING_DELETED "missing-deleted" "`delete_when` or `tombstones = \"delete\"` without a `deleted` column to mark the row with."
-    UNUSED_DELETED "unused-deleted" "A `deleted` column that nothing ever sets."
     COLUMN_CLASH "column-clash" "One column in two roles."
     TOMBSTONES_DELETE "tombstones-delete" "`tombstones = \"delete\"` without a one-column key from the record key and a version from metadata."
     POSTGRES_FORMAT "postgres-format" "A Postgres sink on a source whose values are not JSON objects."

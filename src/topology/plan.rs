@@ -233,15 +233,12 @@ fn postgres_edges(topology: &Topology, stage: &Stage, sink: NodeId, inputs: &[No
     let edge =
         |from, to, guarantee, by: &str| Edge { stage: stage.name.clone(), from, to, guarantee, by: by.to_owned() };
     let once = EdgeGuarantee::EffectivelyOnce;
-    let redelivery = "positions are committed after the database's COMMIT; a crash between delivers the batch again";
-    let guard = "redelivered records meet the version guard; as long as the database keeps an acknowledged COMMIT";
+    let by = "a batch that a crash delivers again meets the version guard; as long as the database keeps an acknowledged COMMIT";
     let mut edges = Vec::new();
     for topic in inputs.iter().flat_map(|id| topology.topics(*id)) {
-        edges.push(edge(EdgeEnd::Topic(topic), EdgeEnd::Node(node.name.clone()), once, redelivery));
+        edges.push(edge(EdgeEnd::Topic(topic), EdgeEnd::Node(node.name.clone()), once, by));
     }
-    edges.push(edge(EdgeEnd::Node(node.name.clone()), EdgeEnd::Table(postgres.table.clone()), once, guard));
-    // Rejects and positions share a transaction, but a batch that is redone after its transaction failed rejects anew:
-    // still once for readers of what is committed.
+    edges.push(edge(EdgeEnd::Node(node.name.clone()), EdgeEnd::Table(postgres.table.clone()), once, by));
     let (guarantee, by) = match topology.guarantee {
         Guarantee::ExactlyOnce => (
             EdgeGuarantee::ExactlyOnce,

@@ -2,7 +2,10 @@
 //!
 //! They use the development cluster, which comes up by itself. `SEMEL_TEST=offline` leaves out what needs it.
 
+mod check;
 mod cluster;
+mod explain;
 mod kafka_edge;
+mod reference;
 mod support;
 mod tidy;

@@ -56,13 +56,13 @@ pub fn mermaid(plan: &Plan) -> String {
         let _ = writeln!(out, "  {} {arrow}|\"{text}\"| {}", mermaid_id(&from), mermaid_id(&to));
     }
     for end in ends(plan) {
-        let _ = writeln!(out, "  %% {}", end.text);
+        let _ = writeln!(out, "  %% {}: {}", end.headline, end.text);
     }
     out
 }
 
 fn caption(plan: &Plan) -> String {
-    ends(plan).into_iter().map(|end| end.text).collect::<Vec<_>>().join("\n")
+    ends(plan).into_iter().map(|end| format!("{}: {}", end.headline, end.text)).collect::<Vec<_>>().join("\n")
 }
 
 /// A stage's title; behind the line where exactly-once ends it says so.

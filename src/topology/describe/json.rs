@@ -50,8 +50,10 @@ pub fn json(plan: &Plan) -> Value {
             })
         })
         .collect();
-    let ends: Vec<_> =
-        ends(plan).into_iter().map(|end| json!({ "before_stage": end.before, "text": end.text })).collect();
+    let ends: Vec<_> = ends(plan)
+        .into_iter()
+        .map(|end| json!({ "before_stage": end.before, "headline": end.headline, "text": end.text }))
+        .collect();
     let unset: Vec<_> = topology
         .unset
         .iter()

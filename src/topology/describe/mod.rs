@@ -1,5 +1,6 @@
 //! A plan as text, JSON, dot and mermaid.
 
+use super::load::one_of;
 use super::plan::{Edge, EdgeEnd, Plan, Stage, StageKind};
 use super::spec::{Format, Guarantee, Node, NodeKind, Source, Start};
 
@@ -75,49 +76,40 @@ fn stage_words(stage: &Stage) -> &'static str {
     }
 }
 
-/// Where exactly-once ends, in the words that every format uses. One entry an end.
-fn ends(plan: &Plan) -> Vec<End> {
-    let mut ends = Vec::new();
-    if !plan.transactional() {
-        let guarantee = guarantee_word(plan.topology.guarantee);
-        ends.push(End {
-            before: plan.stages.first().map(|stage| stage.name.clone()),
-            text: format!("nothing here is exactly-once: the file asks for guarantee = \"{guarantee}\""),
-        });
-        return ends;
-    }
-    let postgres = plan.stages.iter().find(|stage| matches!(stage.kind, StageKind::Postgres { .. }));
-    if let Some(stage) = postgres {
-        ends.push(End {
-            before: Some(stage.name.clone()),
-            text: "exactly-once ends here: below, a batch may be delivered again; the table shows its effect once"
-                .to_owned(),
-        });
-    }
-    let mut topics: Vec<String> = plan.stages.iter().flat_map(|stage| plan.writes(stage)).collect();
-    topics.push(plan.dead_letters());
-    ends.push(End {
-        before: None,
-        text: format!(
-            "exactly-once ends at {}: who reads on must set isolation.level=read_committed",
-            one_and(&topics)
-        ),
-    });
-    ends
-}
-
 /// A line where exactly-once ends.
 struct End {
     /// The stage that begins behind the line; none for the edge of the topology.
     before: Option<String>,
+    headline: String,
     text: String,
 }
 
-/// "a", "a and b", "a, b and c".
-fn one_and(list: &[String]) -> String {
-    match list {
-        [] => String::new(),
-        [one] => one.clone(),
-        [init @ .., last] => format!("{} and {last}", init.join(", ")),
+/// Where exactly-once ends, in the words that every format uses.
+fn ends(plan: &Plan) -> Vec<End> {
+    if !plan.transactional() {
+        let guarantee = guarantee_word(plan.topology.guarantee);
+        return vec![End {
+            before: plan.stages.first().map(|stage| stage.name.clone()),
+            headline: "nothing here is exactly-once".to_owned(),
+            text: format!("the file asks for guarantee = \"{guarantee}\""),
+        }];
+    }
+    let postgres = plan.stages.iter().find(|stage| matches!(stage.kind, StageKind::Postgres { .. }));
+    let stage = postgres.map(|stage| End {
+        before: Some(stage.name.clone()),
+        headline: "exactly-once ends here".to_owned(),
+        text: "below, a batch may be delivered again after a crash; the table shows its effect once".to_owned(),
+    });
+    let mut topics: Vec<String> = plan.stages.iter().flat_map(|stage| plan.writes(stage)).collect();
+    topics.push(plan.dead_letters());
+    let topics = End {
+        before: None,
+        headline: "and at the topics, for readers of what is not committed".to_owned(),
+        text: format!("who reads {} sets isolation.level=read_committed", one_of(&topics)),
+    };
+    let headline = "exactly-once ends at the topics, for readers of what is not committed".to_owned();
+    match stage {
+        Some(stage) => vec![stage, topics],
+        None => vec![End { headline, ..topics }],
     }
 }

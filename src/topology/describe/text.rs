@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{
-    edges_of, ends, format_word, guarantee_word, kind_word, node_of, stage_words, start_words, transactional_ids,
+    End, edges_of, ends, format_word, guarantee_word, kind_word, node_of, stage_words, start_words, transactional_ids,
 };
 use crate::topology::load::duration_text;
 use crate::topology::plan::{EdgeEnd, EdgeGuarantee, Plan, Stage, StageKind};
@@ -26,10 +26,9 @@ pub fn text(plan: &Plan) -> String {
         OnError::Skip => "skip and count".to_owned(),
         OnError::Stop => "stop".to_owned(),
     };
-    let workers = format!("{}", topology.workers);
     line(&mut out, "guarantee", guarantee_word(topology.guarantee));
     line(&mut out, "commit", &format!("every {commit}"));
-    line(&mut out, "workers", &workers);
+    line(&mut out, "workers", &topology.workers.to_string());
     line(&mut out, "on error", &on_error);
     for name in variables(plan) {
         line(&mut out, "not set", &name);
@@ -37,12 +36,12 @@ pub fn text(plan: &Plan) -> String {
     let ends = ends(plan);
     for stage in &plan.stages {
         for end in ends.iter().filter(|end| end.before.as_ref() == Some(&stage.name)) {
-            rule(&mut out, &end.text);
+            rule(&mut out, end);
         }
         describe_stage(&mut out, plan, stage);
     }
     for end in ends.iter().filter(|end| end.before.is_none()) {
-        rule(&mut out, &end.text);
+        rule(&mut out, end);
     }
     out
 }
@@ -56,11 +55,12 @@ fn variables(plan: &Plan) -> Vec<String> {
 }
 
 fn line(out: &mut String, label: &str, value: &str) {
-    let _ = writeln!(out, "  {label:<18}{value}");
+    let _ = writeln!(out, "  {label:<19}{value}");
 }
 
-fn rule(out: &mut String, text: &str) {
-    let _ = writeln!(out, "\n{}\n── {text}\n{}", "═".repeat(WIDTH), "═".repeat(WIDTH));
+fn rule(out: &mut String, end: &End) {
+    let head = format!("─── {} ", end.headline);
+    let _ = writeln!(out, "\n{head}{}\n    {}", "─".repeat(WIDTH.saturating_sub(head.chars().count())), end.text);
 }
 
 fn describe_stage(out: &mut String, plan: &Plan, stage: &Stage) {
@@ -91,7 +91,7 @@ fn describe_nodes(out: &mut String, plan: &Plan, stage: &Stage) {
             [node.name.clone(), kind_word(&node.kind).to_owned(), details(&node.kind)]
         })
         .collect();
-    table(out, "node", &rows);
+    columns(out, &rows);
 }
 
 /// What a reader wants to know of a node beside its kind.
@@ -176,7 +176,7 @@ fn end(plan: &Plan, end: &EdgeEnd) -> String {
     }
 }
 
-fn table(out: &mut String, _title: &str, rows: &[[String; 3]]) {
+fn columns(out: &mut String, rows: &[[String; 3]]) {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let (name, kind) = (width(0), width(1));
     let _ = writeln!(out);

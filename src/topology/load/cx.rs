@@ -7,8 +7,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::interpolate::interpolate;
 use super::toml_string::StringMap;
-use crate::topology::finding::{Findings, Severity, code, did_you_mean};
-use crate::topology::keys::{SECTIONS, Section};
+use crate::topology::finding::{Findings, Severity, code, nearest};
+use crate::topology::keys::{SECTIONS, SOURCE, Section};
 use crate::topology::spec::UnsetVariable;
 
 pub type Item<'t> = Spanned<DeValue<'t>>;
@@ -82,13 +82,20 @@ impl<'a> Cx<'a> {
     fn unknown_keys(&mut self, table: &Table<'_>) {
         for (key, _) in in_order(table.entries) {
             let name = key.get_ref().as_ref();
-            if table.section.has(name) {
+            // A source's `inputs` has a finding of its own.
+            if table.section.has(name) || (name == "inputs" && table.section.title == SOURCE.title) {
                 continue;
             }
-            let help = did_you_mean(name, table.section.names()).or_else(|| belongs_to(name)).unwrap_or_else(|| {
-                let names: Vec<_> = table.section.names().map(|n| format!("`{n}`")).collect();
-                format!("it takes {}", names.join(", "))
-            });
+            let near = nearest(name, table.section.names());
+            let one_off = near.filter(|near| strsim::osa_distance(name, near) <= 1);
+            let help = match (one_off, belongs_to(name), near) {
+                (Some(near), ..) | (None, None, Some(near)) => format!("did you mean `{near}`?"),
+                (None, Some(place), _) => place,
+                (None, None, None) => {
+                    let names: Vec<_> = table.section.names().map(|n| format!("`{n}`")).collect();
+                    format!("it takes {}", names.join(", "))
+                }
+            };
             let message = format!("{} has no key `{name}`", table.what);
             self.found.error(code::UNKNOWN_KEY, key.span(), message).help(help);
         }
@@ -114,7 +121,7 @@ impl<'a> Cx<'a> {
             let (line, column) = self.found.position(start);
             self.unset.push(UnsetVariable { name: name.clone(), node: self.node.clone(), line, column });
         }
-        let shown = if out.variables { format!("the value of {written}") } else { format!("`{written}`") };
+        let shown = if out.variables { format!("the value of `{written}`") } else { format!("`{written}`") };
         let unset = !out.unset.is_empty() || !out.invalid.is_empty();
         Text { value: out.value, span, unset, shown }
     }
@@ -139,8 +146,12 @@ impl<'a> Cx<'a> {
             .help("take it from the environment: write \"${NAME}\" and set NAME where the job runs");
     }
 
-    /// Reports that a table lacks a key.
+    /// Reports that a table lacks a key, unless a key that it does not know was meant to be this one.
     pub fn missing(&mut self, table: &Table<'_>, name: &str, help: impl Into<String>) {
+        let unknown = table.entries.keys().map(|key| key.get_ref().as_ref()).filter(|key| !table.section.has(key));
+        if unknown.into_iter().any(|key| nearest(key, table.section.names()) == Some(name)) {
+            return;
+        }
         let message = format!("{} needs `{name}`", table.what);
         self.found.error(code::MISSING_KEY, table.span.clone(), message).help(help);
     }

@@ -27,7 +27,13 @@ pub fn connect(cx: &mut Cx<'_>, drafts: &[Draft]) -> Vec<Vec<Port>> {
         inputs.push(ports);
     }
     cycles(cx, drafts, &inputs);
-    unused(cx, drafts, &inputs);
+    // Where an input is wrong or could not be read, it may have meant the node that seems unused.
+    let known = |(draft, ports): (&Draft, &Vec<Port>)| {
+        draft.part == Part::Source || (!draft.inputs.is_empty() && draft.inputs.len() == ports.len())
+    };
+    if drafts.iter().zip(&inputs).all(known) {
+        unused(cx, drafts, &inputs);
+    }
     inputs
 }
 
@@ -46,13 +52,14 @@ fn resolve(cx: &mut Cx<'_>, drafts: &[Draft], draft: &Draft, input: &Text) -> Op
         if target.part == Part::Transform || target.postgres {
             let message =
                 format!("a Postgres sink reads a topic, but {} is neither a Kafka sink nor a source", target.what());
-            cx.found
-                .error(code::POSTGRES_INPUT, input.span.clone(), message)
-                .help(format!("write `{name}` to a topic with a Kafka sink, and name that sink here"));
+            cx.found.error(code::POSTGRES_INPUT, input.span.clone(), message).help(match target.part {
+                Part::Sink => "a table has nothing to read: name what fills it".to_owned(),
+                _ => format!("write `{name}` to a topic with a Kafka sink, and name that sink here"),
+            });
             return None;
         }
     } else if target.part == Part::Sink {
-        let message = format!("{} is a sink and has no output here", target.what());
+        let message = format!("`{name}` is a sink: nothing comes out of it here");
         let help = match &target.inputs[..] {
             [one] => format!("read what it reads: `{}`", one.value),
             _ => "read what it reads".to_owned(),
@@ -152,7 +159,6 @@ fn unused(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
     let reads = |id: usize, output: Option<usize>| {
         inputs.iter().flatten().any(|port| port.node.0 == id && output.is_none_or(|output| port.output == output))
     };
-    // A name that an input got wrong may have meant this node: then the missing input is the finding.
     for (id, draft) in drafts.iter().enumerate().filter(|(_, draft)| draft.part != Part::Sink) {
         if !reads(id, None) {
             let message = format!("nothing reads {}", draft.what());

@@ -31,7 +31,7 @@ mod values;
 
 pub use cases::DEAD_LETTERS;
 pub use graph::UNMATCHED;
-pub use read::duration_text;
+pub use read::{duration_text, one_of};
 
 /// A file that was read.
 #[derive(Clone, Debug)]

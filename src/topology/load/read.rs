@@ -1,23 +1,22 @@
 //! Typed reading of keys. Every reader answers `None` for an absent key and, after a finding, for a wrong value.
 
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use toml::de::{DeInteger, DeValue};
 
-use super::cx::{Cx, Item, Table, Text, in_order, is_hole};
+use super::cx::{Cx, Table, Text, in_order, is_hole, with_article};
 use super::units;
 use crate::topology::finding::{code, did_you_mean};
+
+/// A setting's name, where the name stands, and its value.
+pub type Setting = (String, Range<usize>, Text);
 
 impl Cx<'_> {
     /// A string with its variables.
     pub fn string(&mut self, table: &Table<'_>, name: &str) -> Option<Text> {
         let item = table.get(name)?;
-        self.string_item(name, item)
-    }
-
-    pub fn string_item(&mut self, name: &str, item: &Item<'_>) -> Option<Text> {
         match item.get_ref() {
             DeValue::String(text) => Some(self.interpolated(text, item.span())),
             _ => {
@@ -50,7 +49,17 @@ impl Cx<'_> {
         if array.is_empty() {
             self.found.error(code::INVALID_VALUE, item.span(), format!("`{name}` is empty")).help(help);
         }
-        array.iter().filter_map(|item| self.string_item(name, item)).collect()
+        array
+            .iter()
+            .filter_map(|item| match item.get_ref() {
+                DeValue::String(text) => Some(self.interpolated(text, item.span())),
+                other => {
+                    let message = format!("`{name}` must hold strings, not {}", with_article(other.type_str()));
+                    self.found.error(code::WRONG_TYPE, item.span(), message);
+                    None
+                }
+            })
+            .collect()
     }
 
     /// An integer, or a string that holds one after interpolation.
@@ -194,42 +203,50 @@ impl Cx<'_> {
     }
 
     /// A table of settings with text values; nested tables are keys with dots, numbers and booleans are their text.
-    pub fn settings<'t>(&mut self, table: &Table<'t>, name: &str) -> Vec<(String, std::ops::Range<usize>, Text)> {
+    pub fn settings(&mut self, table: &Table<'_>, name: &str) -> Vec<Setting> {
         let mut out = Vec::new();
         if let Some(item) = table.get(name)
             && let Some(entries) = self.entries(item, &format!("`{name}`"))
         {
-            self.flatten(String::new(), entries, &mut out);
+            self.flatten(None, entries, &mut out);
         }
         out
     }
 
-    fn flatten<'t>(
-        &mut self,
-        prefix: String,
-        entries: &'t toml::de::DeTable<'t>,
-        out: &mut Vec<(String, std::ops::Range<usize>, Text)>,
-    ) {
+    fn flatten<'t>(&mut self, prefix: Option<&str>, entries: &'t toml::de::DeTable<'t>, out: &mut Vec<Setting>) {
         for (key, item) in in_order(entries) {
-            let name = format!("{prefix}{}", key.get_ref());
+            let mut name = key.get_ref().to_string();
+            let mut span = key.span();
+            if let Some(prefix) = prefix {
+                name = format!("{prefix}.{name}");
+                span.start = self.dotted_start(span.start);
+            }
             let plain = |value: String| Text { shown: value.clone(), value, span: item.span(), unset: false };
             match item.get_ref() {
-                DeValue::Table(inner) => self.flatten(format!("{name}."), inner, out),
+                DeValue::Table(inner) => self.flatten(Some(&name), inner, out),
                 DeValue::String(text) => {
                     let text = self.interpolated(text, item.span());
-                    out.push((name, key.span(), text));
+                    out.push((name, span, text));
                 }
-                DeValue::Integer(integer) if !is_hole(item) => out.push((name, key.span(), plain(integer.to_string()))),
-                DeValue::Float(float) => out.push((name, key.span(), plain(float.to_string()))),
-                DeValue::Boolean(value) => out.push((name, key.span(), plain(value.to_string()))),
+                DeValue::Integer(integer) if !is_hole(item) => out.push((name, span, plain(integer.to_string()))),
+                DeValue::Float(float) => out.push((name, span, plain(float.to_string()))),
+                DeValue::Boolean(value) => out.push((name, span, plain(value.to_string()))),
                 _ => self.wrong_type(&name, item, "a string, a number or a boolean"),
             }
         }
     }
 }
 
+impl Cx<'_> {
+    /// Where a key like `a.b` begins, from where its last part does.
+    fn dotted_start(&self, last: usize) -> usize {
+        let before = self.text.get(..last).unwrap_or("");
+        before.trim_end_matches(|c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')).len()
+    }
+}
+
 /// The settings as a map.
-pub fn into_map(settings: Vec<(String, std::ops::Range<usize>, Text)>) -> BTreeMap<String, String> {
+pub fn into_map(settings: Vec<Setting>) -> BTreeMap<String, String> {
     settings.into_iter().map(|(name, _, text)| (name, text.value)).collect()
 }
 

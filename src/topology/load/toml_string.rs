@@ -28,9 +28,10 @@ impl StringMap {
 }
 
 fn follow(literal: &str) -> Option<StringMap> {
-    let (quote, escapes) = [("'''", false), ("\"\"\"", true), ("'", false), ("\"", true)]
-        .into_iter()
-        .find(|(quote, _)| literal.len() >= 2 * quote.len() && literal.starts_with(quote))?;
+    let (quote, escapes) =
+        [("'''", false), ("\"\"\"", true), ("'", false), ("\"", true)].into_iter().find(|(quote, _)| {
+            literal.len() >= 2 * quote.len() && literal.starts_with(quote) && literal.ends_with(quote)
+        })?;
     let end = literal.len() - quote.len();
     let mut at = quote.len();
     // The first newline of a multi-line string is not part of it.
@@ -110,5 +111,6 @@ mod tests {
     fn what_cannot_be_followed_is_at_the_start() {
         assert_eq!(places("'abc'", "ab"), [0, 0, 0]);
         assert_eq!(places("bare", "bare"), [0; 5]);
+        assert_eq!(places("\"å", "å"), [0; 3], "an open string");
     }
 }

@@ -24,7 +24,7 @@ pub fn check_topic(cx: &mut Cx<'_>, topic: &Text) {
     } else {
         return;
     };
-    let message = format!("{} is no topic: {problem}", topic.shown);
+    let message = format!("{} is no topic: {problem}", if name.is_empty() { "\"\"" } else { &topic.shown });
     cx.found.error(code::INVALID_TOPIC, topic.span.clone(), message);
 }
 

@@ -92,7 +92,8 @@ fn route_output(
         }
         if outputs.iter().any(|(other, _)| *other == name.value) {
             let message = format!("route `{}` has two outputs `{}`", draft.name, name.value);
-            cx.found.error(code::DUPLICATE_NAME, name.span.clone(), message).help("the second one is never reached");
+            cx.found.error(code::DUPLICATE_NAME, name.span.clone(), message).help("inputs could not tell them apart");
+            return None;
         }
     }
     outputs.push((name.value.clone(), name.span));

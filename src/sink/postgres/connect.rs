@@ -1,0 +1,122 @@
+//! One connection, owned by its writer: no pool, since a connection whose transaction was left open must not reach
+//! anybody else.
+
+use std::time::Duration;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{Client, NoTls, Socket, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::address::{Address, CONNECT_TIMEOUT, Roots};
+use super::error::Error;
+
+/// Limits that the server keeps, in a session or (behind a pooler, where `SET` would leak to others) a transaction. A
+/// writer that was stopped in the middle must not hold its locks for longer than the last one.
+pub const LIMITS: [(&str, &str); 3] =
+    [("statement_timeout", "30s"), ("lock_timeout", "5s"), ("idle_in_transaction_session_timeout", "10s")];
+
+/// An open connection.
+pub struct Connection {
+    pub(super) client: Client,
+    /// Whether statements are prepared once and limits set for the session.
+    pub(super) prepared: bool,
+    /// A transaction may be open that nobody owns any more: roll it back before the next.
+    pub(super) dirty: bool,
+    /// Prepared statements by their texts.
+    pub(super) statements: Vec<(String, Statement)>,
+    driver: JoinHandle<()>,
+}
+
+impl Connection {
+    /// Connects to the first host that answers and takes writes, within 8 seconds. Runs on the caller's runtime.
+    ///
+    /// # Errors
+    /// With where it was going and what stood in the way, without the password.
+    pub async fn open(address: &Address, prepared: bool) -> Result<Connection, Error> {
+        let place = |error: Error| error.context(&format!("cannot connect to {address}"));
+        let (client, driver) = match timeout(CONNECT_TIMEOUT, connect(address)).await {
+            Ok(result) => result.map_err(place)?,
+            Err(_) => {
+                let seconds = CONNECT_TIMEOUT.as_secs();
+                return Err(place(Error::Connection(format!("no answer within {seconds} s"))));
+            }
+        };
+        let connection = Connection { client, prepared, dirty: false, statements: Vec::new(), driver };
+        if prepared {
+            let settings: String = LIMITS.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect();
+            connection.client.batch_execute(&settings).await.map_err(|e| place(connection.error(&e)))?;
+        }
+        Ok(connection)
+    }
+
+    /// Ends the session, waiting a second at most for the goodbye to be sent.
+    pub async fn close(self) {
+        drop(self.client);
+        let _ = timeout(Duration::from_secs(1), self.driver).await;
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    pub(super) fn error(&self, error: &tokio_postgres::Error) -> Error {
+        Error::new(error, self.client.is_closed())
+    }
+}
+
+async fn connect(address: &Address) -> Result<(Client, JoinHandle<()>), Error> {
+    if !address.tls() {
+        return connect_by(address, NoTls).await;
+    }
+    connect_by(address, tls(&address.roots).map_err(Error::Client)?).await.map_err(|error| match error {
+        Error::Client(message) if message.contains("does not support TLS") => {
+            Error::Client(format!("{message}; if the network is trusted, say sslmode=disable in the url"))
+        }
+        other => other,
+    })
+}
+
+async fn connect_by<T>(address: &Address, tls: T) -> Result<(Client, JoinHandle<()>), Error>
+where
+    T: MakeTlsConnect<Socket>,
+    T::Stream: Send + 'static,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    let (client, connection) = address.config.connect(tls).await.map_err(|e| Error::connecting(&e))?;
+    let driver = tokio::spawn(async move {
+        // Queries only learn that the connection closed; why is known here alone.
+        if let Err(error) = connection.await {
+            tracing::debug!(error = %super::error::with_causes(&error), "the database connection ended");
+        }
+    });
+    Ok((client, driver))
+}
+
+fn tls(roots: &Roots) -> Result<MakeRustlsConnect, String> {
+    // Another provider may have been installed by whoever embeds the library: that one is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let Roots::File(path) = roots else {
+        return match MakeRustlsConnect::with_native_certs() {
+            Ok((tls, _)) => Ok(tls),
+            Err(_) => Err("this machine has no trusted certificates; name a PEM file by sslrootcert in the url".into()),
+        };
+    };
+    let mut store = RootCertStore::empty();
+    let certificates = CertificateDer::pem_file_iter(path).map_err(|e| format!("sslrootcert {path}: {e}"))?;
+    for certificate in certificates {
+        let certificate = certificate.map_err(|e| format!("sslrootcert {path}: {e}"))?;
+        store.add(certificate).map_err(|e| format!("sslrootcert {path}: {e}"))?;
+    }
+    if store.is_empty() {
+        return Err(format!("sslrootcert {path}: it holds no certificate"));
+    }
+    Ok(MakeRustlsConnect::new(ClientConfig::builder().with_root_certificates(store).with_no_client_auth()))
+}
+
+/// Longer than the server's own limit: past it the server is not there any more.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);

@@ -1,0 +1,165 @@
+//! A CREATE TABLE that fits a sink, for whoever has no table yet.
+
+use serde_json::{Map, Value};
+
+use super::layout::quoted;
+use crate::topology::spec::{ExpectedValue, NodeId, PostgresSink, TestOutput, Topology};
+
+/// A record's members by name.
+pub type Sample = Map<String, Value>;
+
+/// Records as the sink may get them, from the file's tests: rows expected of it, records expected of the Kafka sinks it
+/// reads, inputs of the sources it reads.
+pub fn samples(topology: &Topology, sink: NodeId) -> Vec<Sample> {
+    let reads: Vec<NodeId> = topology.nodes[sink.0].inputs.iter().map(|port| port.node).collect();
+    let mut samples = Vec::new();
+    for test in &topology.tests {
+        for output in &test.outputs {
+            match output {
+                TestOutput::Rows { sink: of, rows: Some(rows), .. } if *of == sink => samples.extend(rows.clone()),
+                TestOutput::Records { sink: of, records } if reads.contains(of) => {
+                    let values = records.iter().filter_map(|r| match r.value.as_ref()? {
+                        ExpectedValue::Json(value) => Some(value.clone()),
+                        ExpectedValue::Bytes(bytes) => serde_json::from_slice(bytes).ok(),
+                        ExpectedValue::Tombstone => None,
+                    });
+                    samples.extend(values.filter_map(object));
+                }
+                _ => {}
+            }
+        }
+        let inputs = test.inputs.iter().filter(|input| reads.contains(&input.source));
+        samples.extend(inputs.filter_map(|i| object(serde_json::from_slice(i.value.as_deref()?).ok()?)));
+    }
+    samples
+}
+
+fn object(value: Value) -> Option<Sample> {
+    if let Value::Object(map) = value { Some(map) } else { None }
+}
+
+/// The statement, over several lines.
+pub fn create_table(sink: &PostgresSink, samples: &[Sample]) -> String {
+    let mut columns: Vec<(String, String)> = Vec::new();
+    for key in &sink.key {
+        columns.push((key.clone(), format!("{} NOT NULL", inferred(key, samples).unwrap_or("text"))));
+    }
+    columns.push((sink.version.clone(), "bigint NOT NULL".into()));
+    let members = samples.iter().flat_map(|s| s.keys()).chain(sink.columns.iter().map(|(name, _)| name));
+    for name in members {
+        if columns.iter().all(|(known, _)| known != name) && sink.deleted.as_ref() != Some(name) {
+            columns.push((name.clone(), inferred(name, samples).unwrap_or("text").into()));
+        }
+    }
+    if let Some(deleted) = &sink.deleted {
+        columns.push((deleted.clone(), "boolean NOT NULL DEFAULT false".into()));
+    }
+    let table = sink.table.split('.').map(plain_or_quoted).collect::<Vec<_>>().join(".");
+    let width = columns.iter().map(|(name, _)| plain_or_quoted(name).len()).max().unwrap_or(0);
+    let mut sql = format!("CREATE TABLE {table} (\n");
+    for (name, ty) in &columns {
+        sql.push_str(&format!("    {:width$} {ty},\n", plain_or_quoted(name)));
+    }
+    if samples.is_empty() {
+        sql.push_str("    -- a column for each member of the records that you want to keep\n");
+    }
+    let key = sink.key.iter().map(|k| plain_or_quoted(k)).collect::<Vec<_>>().join(", ");
+    sql.push_str(&format!("    PRIMARY KEY ({key})\n);"));
+    sql
+}
+
+/// The type that holds all of a member's sample values.
+fn inferred(name: &str, samples: &[Sample]) -> Option<&'static str> {
+    let types = samples.iter().filter_map(|s| s.get(name)).filter_map(|value| match value {
+        Value::Null => None,
+        Value::Bool(_) => Some("boolean"),
+        Value::Number(n) if n.is_i64() => Some("bigint"),
+        Value::Number(_) => Some("numeric"),
+        Value::String(text) if super::temporal::timestamptz(text).is_ok() => Some("timestamptz"),
+        Value::String(_) => Some("text"),
+        Value::Array(_) | Value::Object(_) => Some("jsonb"),
+    });
+    types.reduce(|a, b| match (a, b) {
+        _ if a == b => a,
+        ("bigint" | "numeric", "bigint" | "numeric") => "numeric",
+        ("text" | "timestamptz", "text" | "timestamptz") => "text",
+        _ => "jsonb",
+    })
+}
+
+/// Quotes only where Postgres would read the name otherwise.
+fn plain_or_quoted(name: &str) -> String {
+    let plain = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+    let starts = name.as_bytes().first().is_some_and(|b| b.is_ascii_lowercase() || *b == b'_');
+    if plain && starts && !RESERVED.contains(&name) { name.into() } else { quoted(name) }
+}
+
+/// Words of SQL that somebody may well use as a name, and that cannot be one unquoted.
+const RESERVED: &[&str] = &[
+    "all",
+    "analyse",
+    "analyze",
+    "and",
+    "any",
+    "array",
+    "as",
+    "asc",
+    "both",
+    "case",
+    "cast",
+    "check",
+    "collate",
+    "column",
+    "constraint",
+    "create",
+    "default",
+    "desc",
+    "distinct",
+    "do",
+    "else",
+    "end",
+    "except",
+    "false",
+    "fetch",
+    "for",
+    "foreign",
+    "from",
+    "grant",
+    "group",
+    "having",
+    "in",
+    "initially",
+    "intersect",
+    "into",
+    "lateral",
+    "leading",
+    "limit",
+    "not",
+    "null",
+    "offset",
+    "on",
+    "only",
+    "or",
+    "order",
+    "placing",
+    "primary",
+    "references",
+    "returning",
+    "select",
+    "some",
+    "symmetric",
+    "table",
+    "then",
+    "to",
+    "trailing",
+    "true",
+    "union",
+    "unique",
+    "user",
+    "using",
+    "variadic",
+    "when",
+    "where",
+    "window",
+    "with",
+];
