@@ -61,7 +61,12 @@ pub fn main() -> Exit {
             return if error.use_stderr() { Exit::Refused } else { Exit::Done };
         }
     };
-    crate::observe::init_logs(cli.log_format == LogFormat::Json);
+    let filter = match cli.command {
+        // A tour, not a service: the client's grumbling at a broker that has only just come up would drown it.
+        Command::Quickstart(_) => "warn,semel::kafka::logs=error",
+        _ => "info",
+    };
+    crate::observe::init_logs(cli.log_format == LogFormat::Json, filter);
     let result = match cli.command {
         Command::Quickstart(args) => quickstart::run(args),
         Command::Run(args) => run::run(args),

@@ -1,5 +1,6 @@
 //! `semel quickstart`.
 
+use super::output;
 use crate::error::{Exit, Failure};
 use crate::quickstart::{self, Options};
 use crate::runtime::shutdown;
@@ -28,10 +29,6 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
         eprintln!("stopped before the end: nothing was compared");
         return Ok(Exit::Done);
     };
-    if args.json {
-        println!("{}", report.json());
-    } else {
-        print!("{}", report.text(&super::program()));
-    }
+    output::write(&if args.json { format!("{}\n", report.json()) } else { report.text(&super::program()) });
     Ok(if report.is_right() { Exit::Done } else { Exit::Broken })
 }

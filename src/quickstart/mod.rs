@@ -95,8 +95,8 @@ fn on(
     let topics = Topics::connect(&servers.brokers)?;
     let table = Table::connect(&servers.database_url)?;
     let groups: Vec<&str> = plan.stages.iter().map(|stage| stage.group.as_str()).collect();
-    topics.refuse_used(&[SOURCE, OUTPUT, &plan.dead_letters()], &groups)?;
     table.refuse_used()?;
+    topics.refuse_used(&[SOURCE, OUTPUT, &plan.dead_letters()], &groups)?;
     if is_interrupted() {
         return Ok(None);
     }

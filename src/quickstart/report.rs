@@ -143,9 +143,7 @@ impl Report {
             grouped(speed as u64),
             grouped(self.transactions),
         );
-        let mut line = |count: u64, what: &str| {
-            let _ = writeln!(out, "  {:>9}  {what}", grouped(count));
-        };
+        let mut line = |count: u64, what: &str| counted(out, count, what);
         line(self.read, &format!("records in, from topic {SOURCE}"));
         line(self.late, "  of them sent after a higher version of their order");
         line(self.repeated, "  of them sent a second time");
@@ -157,12 +155,13 @@ impl Report {
     }
 
     fn table(&self, out: &mut String) {
-        let mut line = |count: u64, what: &str| {
-            let _ = writeln!(out, "  {:>9}  {what}", grouped(count));
-        };
+        let mut line = |count: u64, what: &str| counted(out, count, what);
         line(self.rows, "rows in table orders, one an order");
         line(self.deleted, "  of them marked as deleted");
         line(self.stale, "stale updates ignored by the version guard");
+        if self.ties > 0 {
+            line(self.ties, "updates of an equal version with other content, ignored as well");
+        }
     }
 
     fn positions(&self, out: &mut String) {
@@ -206,25 +205,31 @@ impl Report {
 
     fn next(&self, out: &mut String, program: &str) {
         let _ = writeln!(out, "\nwhat to try next");
-        let mut line = |command: &str, what: &str| {
-            let _ = writeln!(out, "  {command:<44}  {what}");
-        };
         let file = |command: &str| format!("{program} {command} {FILE}");
-        line(&file("explain"), "why each edge has its guarantee");
-        line(&file("test"), "the file's own tests, without a broker");
+        let mut commands = vec![
+            (file("explain"), "the plan, and why each edge has its guarantee"),
+            (file("test"), "the file's own tests, without a broker"),
+        ];
         match &self.kept {
-            None => line(&format!("{program} quickstart --keep"), "the same, and leave broker and database up"),
+            None => commands.push((format!("{program} quickstart --keep"), "again, and leave broker and database up")),
             Some((brokers, url)) => {
-                let _ = writeln!(out, "  export KAFKA_BROKERS={brokers}\n  export DATABASE_URL={url}");
-                let mut line = |command: &str, what: &str| {
-                    let _ = writeln!(out, "  {command:<44}  {what}");
-                };
-                line("psql \"$DATABASE_URL\" -c 'TABLE orders LIMIT 5'", "look at the table");
-                line(&file("run"), "run the job on whatever you produce");
-                line(&format!("{program} dev down"), "stop broker and database, throw their data away");
+                commands.push((format!("export KAFKA_BROKERS={brokers}"), ""));
+                commands.push((format!("export DATABASE_URL={url}"), ""));
+                commands.push(("psql \"$DATABASE_URL\" -c 'TABLE orders LIMIT 5'".to_owned(), "look at the table"));
+                commands.push((file("run"), "run the job; Ctrl-C stops it in good order"));
+                commands.push((format!("{program} dev down"), "stop broker and database, throw their data away"));
             }
         }
+        let width = commands.iter().filter(|(_, what)| !what.is_empty()).map(|(c, _)| c.chars().count()).max();
+        for (command, what) in commands {
+            let line = format!("  {command:<1$}  {what}", width.unwrap_or(0));
+            let _ = writeln!(out, "{}", line.trim_end());
+        }
     }
+}
+
+fn counted(out: &mut String, count: u64, what: &str) {
+    let _ = writeln!(out, "  {:>9}  {what}", grouped(count));
 }
 
 fn end(end: &EdgeEnd) -> String {

@@ -1,9 +1,10 @@
 //! The table of the quick start: must not be there, is made, and is read back.
 
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::Client;
 
 use super::fold::Order;
 use crate::error::Failure;
+use crate::sink::postgres::{Address, session};
 
 /// The table's definition.
 pub const CREATE: &str = include_str!("../../topologies/orders.sql");
@@ -15,19 +16,16 @@ pub struct Table {
 }
 
 impl Table {
-    /// Connects. Blocks.
+    /// Connects. Blocks, for 8 seconds at most.
     pub fn connect(url: &str) -> Result<Table, Failure> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .map_err(|e| Failure::refused(format!("cannot start a thread: {e}")))?;
-        let client = runtime.block_on(async {
-            let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
-            tokio::spawn(connection);
-            Ok::<_, tokio_postgres::Error>(client)
-        });
-        Ok(Table { client: client.map_err(failed)?, runtime })
+        let address = Address::parse(url, "semel-quickstart").map_err(Failure::refused)?;
+        let client = runtime.block_on(session(&address)).map_err(|e| Failure::unreachable(e.to_string()))?;
+        Ok(Table { client, runtime })
     }
 
     /// Refuses a database that has the table: it would be somebody else's.

@@ -17,11 +17,11 @@ use crate::runtime::identity::{Identity, default_state_dir};
 use crate::runtime::kafka_task::KafkaTask;
 use crate::runtime::link::link;
 use crate::runtime::positions::Positions;
-use crate::sink::postgres::{self, Checked};
 use crate::runtime::postgres_task::PostgresTask;
 use crate::runtime::preflight::{self, StageTopics};
 use crate::runtime::task::Task;
 use crate::runtime::worker::{Worker, WorkerOptions};
+use crate::sink::postgres::{self, Checked};
 use crate::topology::plan::{Plan, Stage, StageKind};
 use crate::topology::spec::{NodeKind, Topology};
 
@@ -71,7 +71,7 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
                 let checked = postgres::preflight(topology, *sink, &stage.group)?;
                 checked.warnings.iter().for_each(|warning| tracing::warn!(stage = stage.name, "{warning}"));
                 Some(checked)
-            },
+            }
             StageKind::Kafka { .. } => None,
         });
     }

@@ -44,7 +44,13 @@ pub struct PostgresTask {
 
 impl PostgresTask {
     /// A task for one worker, with a connection of its own.
-    pub fn new(plan: &Plan, sink: NodeId, topics: &StageTopics, checked: &Checked, status: Arc<StageStatus>) -> PostgresTask {
+    pub fn new(
+        plan: &Plan,
+        sink: NodeId,
+        topics: &StageTopics,
+        checked: &Checked,
+        status: Arc<StageStatus>,
+    ) -> PostgresTask {
         let node = &plan.topology.nodes[sink.0];
         let NodeKind::PostgresSink(spec) = &node.kind else { unreachable!("a Postgres stage has a Postgres sink") };
         let breaker = Arc::new(Breaker::new(&node.name, spec.max_rejects_per_minute));

@@ -6,6 +6,7 @@ mod check;
 mod cluster;
 mod explain;
 mod kafka_edge;
+mod quickstart;
 mod reference;
 mod support;
 mod tidy;
