@@ -220,9 +220,10 @@ impl Report {
                 commands.push((format!("{program} dev down"), "stop broker and database, throw their data away"));
             }
         }
-        let width = commands.iter().filter(|(_, what)| !what.is_empty()).map(|(c, _)| c.chars().count()).max();
+        let lengths = commands.iter().filter(|(_, what)| !what.is_empty()).map(|(command, _)| command.chars().count());
+        let width = lengths.max().unwrap_or(0);
         for (command, what) in commands {
-            let line = format!("  {command:<1$}  {what}", width.unwrap_or(0));
+            let line = format!("  {command:<width$}  {what}");
             let _ = writeln!(out, "{}", line.trim_end());
         }
     }
