@@ -30,7 +30,9 @@ pub fn supervise(options: &Supervise) -> Result<Exit, Failure> {
     }
     super::containers::remove_left_behind(&place.directory);
     place.remove_data();
-    let _ = fs::remove_file(place.socket());
+    for left in [place.socket(), place.log("kafka"), place.log("postgres")] {
+        let _ = fs::remove_file(left);
+    }
     let data = place.make_data().map_err(broken)?;
     let setup = Setup {
         directory: place.directory.clone(),
@@ -158,11 +160,21 @@ struct Use {
     /// Since when nobody uses it, and whether anybody ever did.
     unused_since: Instant,
     was_used: bool,
+    /// The last attempt to bring servers up failed. The next one gets a new supervisor, with its user's environment.
+    failed: bool,
 }
 
 impl Use {
     fn new() -> Use {
-        Use { users: 0, pinned: false, stop: false, closed: false, unused_since: Instant::now(), was_used: false }
+        Use {
+            users: 0,
+            pinned: false,
+            stop: false,
+            closed: false,
+            unused_since: Instant::now(),
+            was_used: false,
+            failed: false,
+        }
     }
 }
 
@@ -190,7 +202,11 @@ impl House {
     fn wait_until_unused(&self, grace: Duration) {
         let mut usage = self.usage();
         loop {
-            let patience = if usage.was_used { grace } else { FIRST_USER.max(grace) };
+            let patience = match (usage.was_used, usage.failed) {
+                (false, _) => FIRST_USER.max(grace),
+                (true, false) => grace,
+                (true, true) => Duration::ZERO,
+            };
             let left = patience.saturating_sub(usage.unused_since.elapsed());
             let in_use = usage.users > 0 || usage.pinned;
             if usage.stop || (!in_use && left.is_zero()) {
@@ -255,12 +271,12 @@ fn serve(house: &House, mut lines: Lines) {
                     let Some(taken) = Hold::take(house) else { return };
                     hold = Some(taken);
                 }
-                act(house, &mut lines, &servers, Action::Start).map(|()| {
-                    if pin {
-                        house.change(|u| u.pinned = true);
-                    }
-                    Reply::Status(house.status())
-                })
+                let result = act(house, &mut lines, &servers, Action::Start);
+                house.change(|u| {
+                    u.failed = result.is_err();
+                    u.pinned |= pin && result.is_ok();
+                });
+                result.map(|()| Reply::Status(house.status()))
             }
             Request::Control { server, action } => act(house, &mut lines, &[server], action).map(|()| Reply::Done),
             Request::Status => Ok(Reply::Status(house.status())),

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::clock::Clock;
 use crate::error::{Exit, Failure};
 use crate::kafka::{Admin, Connection, Consumer, ConsumerOptions, Error};
 use crate::observe::progress::Display;
@@ -298,6 +299,7 @@ impl Job<'_> {
                     targets: topics.targets.clone(),
                     topic_ids: topics.topic_ids.clone(),
                     dead_letters: topics.dead_letters,
+                    clock: Clock::System,
                 };
                 let mut by_topic = HashMap::new();
                 for id in sources {
@@ -305,12 +307,13 @@ impl Job<'_> {
                         by_topic.extend(source.topics.iter().map(|topic| (topic.clone(), *id)));
                     }
                 }
+                let names = topology.nodes.iter().map(|node| node.name.clone()).collect();
                 let pipeline = Pipeline::new(self.plan, environment)?;
-                Ok(Box::new(KafkaTask { pipeline, sources: by_topic, status: Arc::clone(status) }))
+                Ok(Box::new(KafkaTask { pipeline, sources: by_topic, names, status: Arc::clone(status) }))
             }
-            StageKind::Postgres { sink, .. } => {
+            StageKind::Postgres { sink, inputs } => {
                 let checked = checked.expect("a Postgres stage was looked at");
-                Ok(Box::new(PostgresTask::new(self.plan, *sink, topics, checked, Arc::clone(status))))
+                Ok(Box::new(PostgresTask::new(self.plan, *sink, inputs, topics, checked, Arc::clone(status))))
             }
         }
     }

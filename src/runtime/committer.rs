@@ -179,9 +179,9 @@ impl Committer {
             }
             Effect::Rebuild { await_generation } => self.rebuild(await_generation),
             Effect::Acknowledge => {
-                let (sealed, opened) = self.sealed.take().expect("a commit has a sealed batch");
+                let (sealed, at) = self.sealed.take().expect("a commit has a sealed batch");
                 self.status.commits.add(1);
-                self.status.commit_us.add(opened.elapsed().as_micros() as u64);
+                self.status.commit_us.add(at.elapsed().as_micros() as u64);
                 let _ = self.link.messages.send(ToWorker::Committed(sealed.batch));
                 Event::Done
             }
@@ -209,9 +209,9 @@ impl Committer {
                 self.produced = 0;
                 Work::Outputs { epoch }
             }
-            Ok(ToCommitter::Seal { sealed, opened }) => {
+            Ok(ToCommitter::Seal { sealed, at }) => {
                 let epoch = sealed.epoch;
-                self.sealed = Some((sealed, opened));
+                self.sealed = Some((sealed, at));
                 Work::Seal { epoch }
             }
             Ok(ToCommitter::Abandon { epoch }) => Work::Abandon { epoch },

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::chunk::Chunk;
 use crate::error::Failure;
 use crate::observe::status::StageStatus;
-use crate::operator::{Outcome, Pipeline};
+use crate::operator::{Outcome, Pipeline, Stop};
 use crate::record::Input;
 use crate::reject::Reject;
 use crate::runtime::task::Task;
@@ -17,6 +17,8 @@ pub struct KafkaTask {
     pub pipeline: Pipeline,
     /// Which source reads a topic.
     pub sources: HashMap<String, NodeId>,
+    /// Names of the nodes by id, for the counters.
+    pub names: Vec<String>,
     pub status: Arc<StageStatus>,
 }
 
@@ -24,35 +26,31 @@ impl KafkaTask {
     fn source(&self, topic: &str) -> NodeId {
         *self.sources.get(topic).expect("only topics of sources are subscribed to")
     }
+
+    fn count(&self, outcome: Result<Outcome, Stop>) -> Result<(), Failure> {
+        match outcome {
+            Ok(Outcome::Processed { outputs: 0 }) => self.status.dropped.add(1),
+            Ok(Outcome::Processed { .. }) => {}
+            Ok(Outcome::Rejected { node, reason }) => self.status.reject(&self.names[node.0], reason),
+            Ok(Outcome::Skipped { .. }) => self.status.skipped.add(1),
+            Err(stop) => return Err(Failure::stopped(stop.to_string())),
+        }
+        Ok(())
+    }
 }
 
 impl Task for KafkaTask {
     fn process(&mut self, input: &Input<'_>, chunk: &mut Chunk) -> Result<(), Failure> {
         let source = self.source(input.topic);
-        match self.pipeline.process(source, input, chunk) {
-            Ok(Outcome::Processed { outputs: 0 }) => self.status.dropped.add(1),
-            Ok(Outcome::Processed { .. }) => {}
-            Ok(Outcome::Rejected { node, reason }) => self.status.reject(&node, reason),
-            Ok(Outcome::Skipped) => self.status.skipped.add(1),
-            Err(stop) => {
-                return Err(Failure::stopped(format!(
-                    "{}-{} offset {}: {} ({}): {}; on_error = \"stop\"",
-                    input.topic, input.partition, input.offset, stop.node, stop.reason, stop.message
-                )));
-            }
-        }
-        Ok(())
+        let outcome = self.pipeline.process(source, input, chunk);
+        self.count(outcome)
     }
 
     fn reject(&mut self, input: &Input<'_>, reason: &'static str, chunk: &mut Chunk) -> Result<(), Failure> {
         let source = self.source(input.topic);
-        let reject = Reject {
-            node: self.pipeline.node_name(source).to_owned(),
-            reason: "broker",
-            message: format!("the broker refused an output of this record: {reason}"),
-        };
-        self.pipeline.reject(source, input, &reject, chunk);
-        self.status.reject(&reject.node, reject.reason);
-        Ok(())
+        let message = format!("the broker refused an output of this record: {reason}");
+        let reject = Reject { node: self.names[source.0].clone(), reason: "broker", message };
+        let outcome = self.pipeline.reject(source, input, reject, chunk);
+        self.count(outcome)
     }
 }

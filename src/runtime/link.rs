@@ -16,7 +16,7 @@ use crate::error::Failure;
 #[derive(Debug)]
 pub enum ToCommitter {
     Outputs { epoch: Epoch, chunk: Chunk },
-    Seal { sealed: Sealed, opened: Instant },
+    Seal { sealed: Sealed, at: Instant },
     Abandon { epoch: Epoch },
     Close,
 }

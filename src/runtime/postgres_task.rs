@@ -16,7 +16,7 @@ use crate::runtime::preflight::StageTopics;
 use crate::runtime::task::Task;
 use crate::sink::postgres::{Applied, Batch, Breaker, Checked, Writer, WriterConfig};
 use crate::topology::plan::Plan;
-use crate::topology::spec::{NodeId, NodeKind, OnError, PostgresSink};
+use crate::topology::spec::{Format, NodeId, NodeKind, OnError};
 
 /// One batch is written while the next fills.
 const IN_FLIGHT: usize = 2;
@@ -47,6 +47,7 @@ impl PostgresTask {
     pub fn new(
         plan: &Plan,
         sink: NodeId,
+        inputs: &[NodeId],
         topics: &StageTopics,
         checked: &Checked,
         status: Arc<StageStatus>,
@@ -60,7 +61,7 @@ impl PostgresTask {
             on_error: node.on_error,
             batch_rows: spec.batch_rows,
             batch_bytes: spec.batch_bytes as usize,
-            mapper: mapper(&node.name, spec, checked),
+            mapper: RowMapper::new(&node.name, spec, formats(plan, inputs), Some(checked.layout.specs())),
             writer: Writer::spawn(WriterConfig {
                 address: checked.address.clone(),
                 layout: Arc::clone(&checked.layout),
@@ -138,8 +139,14 @@ impl PostgresTask {
     }
 }
 
-fn mapper(node: &str, spec: &PostgresSink, checked: &Checked) -> RowMapper {
-    RowMapper::new(node, spec, Some(&checked.layout.specs()))
+/// How the values of each topic are read. What the job's own sinks write is taken for JSON: a row needs an object.
+fn formats(plan: &Plan, inputs: &[NodeId]) -> Vec<(String, Format)> {
+    let of = |id: &NodeId| match &plan.topology.nodes[id.0].kind {
+        NodeKind::Source(source) => source.topics.iter().map(|topic| (topic.clone(), source.format)).collect(),
+        NodeKind::KafkaSink(sink) => vec![(sink.topic.clone(), Format::Json)],
+        _ => Vec::new(),
+    };
+    inputs.iter().flat_map(of).collect()
 }
 
 impl Task for PostgresTask {

@@ -50,11 +50,9 @@ pub fn read_topics(topology: &Topology, stage: &Stage) -> Vec<(String, Start)> {
 /// The topics that a stage writes, but for its dead letters.
 fn written_topics<'a>(topology: &'a Topology, stage: &Stage) -> Vec<(&'a str, &'a str, Option<&'a CreateTopic>)> {
     let StageKind::Kafka { nodes, .. } = &stage.kind else { return Vec::new() };
-    let sinks = nodes.iter().filter_map(|id| match &topology.nodes[id.0] {
-        node => match &node.kind {
-            NodeKind::KafkaSink(sink) => Some((node.name.as_str(), sink.topic.as_str(), sink.create.as_ref())),
-            _ => None,
-        },
+    let sinks = nodes.iter().map(|id| &topology.nodes[id.0]).filter_map(|node| match &node.kind {
+        NodeKind::KafkaSink(sink) => Some((node.name.as_str(), sink.topic.as_str(), sink.create.as_ref())),
+        _ => None,
     });
     let mut seen = BTreeSet::new();
     sinks.filter(|(_, topic, _)| seen.insert(*topic)).collect()

@@ -529,9 +529,9 @@ impl Desk {
             return Ok(false);
         }
         self.hand_over();
-        let opened = self.opened.take().unwrap_or_else(Instant::now);
+        self.opened = None;
         if let Some(sealed) = self.progress.seal() {
-            let _ = self.link.work.send(ToCommitter::Seal { sealed, opened });
+            let _ = self.link.work.send(ToCommitter::Seal { sealed, at: Instant::now() });
         }
         self.phase = Phase::Running;
         Ok(true)

@@ -54,7 +54,7 @@ impl Batch {
     fn convert_row(&mut self, row: &Row<'_>, start: usize) -> Result<(), (&'static str, String)> {
         let Batch { layout, values, arena } = self;
         debug_assert_eq!(row.cells.len(), layout.columns.len());
-        for (at, (column, cell)) in layout.columns.iter().zip(&row.cells).enumerate() {
+        for (at, (column, (_, cell))) in layout.columns.iter().zip(&row.cells).enumerate() {
             let key = layout.key.contains(&at);
             let value = if at == layout.version {
                 version(row.version, &column.ty).ok_or_else(|| {
@@ -191,7 +191,13 @@ mod tests {
 
     fn row<'a>(id: &'a str, version: i64, amount: &'a str) -> Row<'a> {
         let cell = |json: &'a str| (!json.is_empty()).then_some(Cow::Borrowed(json.as_bytes()));
-        Row { version, deleted: false, cells: vec![cell(id), None, cell(amount), None] }
+        let cells = vec![
+            ("id".into(), cell(id)),
+            ("version".into(), None),
+            ("amount".into(), cell(amount)),
+            ("deleted".into(), None),
+        ];
+        Row { version, deleted: false, cells }
     }
 
     #[test]

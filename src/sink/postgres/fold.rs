@@ -132,7 +132,8 @@ mod tests {
         let mut batch = Batch::new(Arc::new(layout));
         for (id, version, text) in rows {
             let cell = |json: &str| Some(Cow::Owned(json.as_bytes().to_vec()));
-            let row = Row { version: *version, deleted: false, cells: vec![cell(id), None, cell(text)] };
+            let cells = vec![("id".into(), cell(id)), ("version".into(), None), ("text".into(), cell(text))];
+            let row = Row { version: *version, deleted: false, cells };
             batch.push(&row).unwrap();
         }
         batch
