@@ -42,6 +42,7 @@ pub mod sink;
 
 pub mod cluster;
 pub mod observe;
+pub mod quickstart;
 pub mod runtime;
 pub mod testing;
 

@@ -47,6 +47,11 @@ enum Command {
     Dev(dev::Args),
 }
 
+/// How the user called this program, for commands to copy.
+fn program() -> String {
+    std::env::args().next().unwrap_or_else(|| "semel".to_owned())
+}
+
 /// Parses the arguments of the process, runs the command and answers the exit status.
 pub fn main() -> Exit {
     let cli = match Cli::try_parse() {
@@ -56,7 +61,12 @@ pub fn main() -> Exit {
             return if error.use_stderr() { Exit::Refused } else { Exit::Done };
         }
     };
-    crate::observe::init_logs(cli.log_format == LogFormat::Json);
+    let filter = match cli.command {
+        // A tour, not a service: the client's grumbling at a broker that has only just come up would drown it.
+        Command::Quickstart(_) => "warn,semel::kafka::logs=error",
+        _ => "info",
+    };
+    crate::observe::init_logs(cli.log_format == LogFormat::Json, filter);
     let result = match cli.command {
         Command::Quickstart(args) => quickstart::run(args),
         Command::Run(args) => run::run(args),

@@ -164,11 +164,15 @@ impl Cluster {
         Cluster::at(&place, options, true, false, progress)
     }
 
-    /// As [`Cluster::obtain`], without the environment, and the cluster stays up until [`release`].
-    pub fn pin(options: &Options, progress: &dyn Fn(&str)) -> Result<Cluster, Failure> {
+    /// As [`Cluster::obtain`], and what it brings up stays up until [`release`].
+    pub fn keep(options: &Options, progress: &dyn Fn(&str)) -> Result<Cluster, Failure> {
         let place = Place::shared(&home(options)?);
-        let options = Options { use_given: false, ..options.clone() };
-        Cluster::at(&place, &options, false, true, progress)
+        Cluster::at(&place, options, false, true, progress)
+    }
+
+    /// As [`Cluster::keep`], without the environment.
+    pub fn pin(options: &Options, progress: &dyn Fn(&str)) -> Result<Cluster, Failure> {
+        Cluster::keep(&Options { use_given: false, ..options.clone() }, progress)
     }
 
     fn at(

@@ -7,9 +7,9 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-/// Sends `tracing` events to stderr, as text or as JSON lines; `SEMEL_LOG` filters them (`info` by default).
-pub fn init_logs(json: bool) {
-    let filter = EnvFilter::try_from_env("SEMEL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+/// Sends `tracing` events to stderr, as text or as JSON lines; `SEMEL_LOG` filters them, else `filter` does.
+pub fn init_logs(json: bool, filter: &str) {
+    let filter = EnvFilter::try_from_env("SEMEL_LOG").unwrap_or_else(|_| EnvFilter::new(filter));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

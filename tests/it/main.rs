@@ -8,6 +8,7 @@ mod explain;
 mod golden;
 mod kafka_edge;
 mod postgres_sink;
+mod quickstart;
 mod reference;
 mod support;
 mod tidy;

@@ -10,7 +10,7 @@ const LONGEST_LINE: usize = 120;
 const LAYERS: &[(&str, &[&str])] = &[
     ("pure", &["record", "chunk", "reject", "error", "ids", "clock", "topology", "expr", "operator", "commit"]),
     ("edge", &["kafka", "store", "sink", "dlq", "inspect"]),
-    ("run", &["runtime", "observe", "testing", "cluster"]),
+    ("run", &["runtime", "observe", "testing", "cluster", "quickstart"]),
     ("shell", &["cli"]),
 ];
 

@@ -38,18 +38,11 @@ impl Connection {
     /// # Errors
     /// With where it was going and what stood in the way, without the password.
     pub async fn open(address: &Address, prepared: bool) -> Result<Connection, Error> {
-        let place = |error: Error| error.context(&format!("cannot connect to {address}"));
-        let (client, driver) = match timeout(CONNECT_TIMEOUT, connect(address)).await {
-            Ok(result) => result.map_err(place)?,
-            Err(_) => {
-                let seconds = CONNECT_TIMEOUT.as_secs();
-                return Err(place(Error::Connection(format!("no answer within {seconds} s"))));
-            }
-        };
+        let (client, driver) = opened(address).await?;
         let connection = Connection { client, prepared, dirty: false, statements: Vec::new(), driver };
         if prepared {
             let settings: String = LIMITS.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect();
-            connection.client.batch_execute(&settings).await.map_err(|e| place(connection.error(&e)))?;
+            connection.client.batch_execute(&settings).await.map_err(|e| placed(connection.error(&e), address))?;
         }
         Ok(connection)
     }
@@ -67,6 +60,25 @@ impl Connection {
     pub(super) fn error(&self, error: &tokio_postgres::Error) -> Error {
         Error::new(error, self.client.is_closed())
     }
+}
+
+/// A plain session, for whoever looks at a table: no limits are set.
+///
+/// # Errors
+/// As [`Connection::open`].
+pub async fn session(address: &Address) -> Result<Client, Error> {
+    opened(address).await.map(|(client, _)| client)
+}
+
+async fn opened(address: &Address) -> Result<(Client, JoinHandle<()>), Error> {
+    let result = timeout(CONNECT_TIMEOUT, connect(address)).await;
+    let result =
+        result.unwrap_or_else(|_| Err(Error::Connection(format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()))));
+    result.map_err(|error| placed(error, address))
+}
+
+fn placed(error: Error, address: &Address) -> Error {
+    error.context(&format!("cannot connect to {address}"))
 }
 
 async fn connect(address: &Address) -> Result<(Client, JoinHandle<()>), Error> {

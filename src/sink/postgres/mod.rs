@@ -31,6 +31,7 @@ mod writer;
 pub use address::Address;
 pub use batch::Batch;
 pub use breaker::Breaker;
+pub use connect::session;
 pub use layout::{Column, Layout, Type};
 pub use preflight::{Checked, preflight};
 pub use status::{Counts, Status, Waiting};
