@@ -11,44 +11,17 @@ use rdkafka::bindings as rd;
 
 use super::client::{Client, Event, Kind};
 use super::code::Code;
-use super::config::{Connection, Settings, millis};
+use super::config::{Connection, millis};
 use super::error::{Error, Operation};
 use super::group::GroupHandle;
 use super::list::{self, List, RawEntry};
 use super::message::Message;
 use super::offsets;
+use super::options::ConsumerOptions;
 use crate::record::{Position, TopicPartition};
 
 /// How long dropping a consumer may take when nobody closed it.
 const CLOSE_ON_DROP: Duration = Duration::from_secs(3);
-
-#[derive(Clone, Debug)]
-pub struct ConsumerOptions<'a> {
-    pub group: &'a str,
-    /// `group.instance.id`: static membership.
-    pub instance_id: Option<&'a str>,
-    pub session_timeout: Duration,
-    pub max_poll_interval: Duration,
-    /// Bytes fetched ahead for all partitions together. One fetch response may go over it.
-    pub queue_bytes: u64,
-    pub read_committed: bool,
-    /// Report [`Polled::EndOfPartition`]. Only a hint: with read_committed it comes at the last stable offset.
-    pub end_of_partition: bool,
-}
-
-impl<'a> ConsumerOptions<'a> {
-    pub fn new(group: &'a str) -> ConsumerOptions<'a> {
-        ConsumerOptions {
-            group,
-            instance_id: None,
-            session_timeout: Duration::from_secs(15),
-            max_poll_interval: Duration::from_secs(300),
-            queue_bytes: 8 << 20,
-            read_committed: true,
-            end_of_partition: false,
-        }
-    }
-}
 
 /// What a poll brought.
 #[derive(Debug)]
@@ -83,7 +56,7 @@ pub struct Consumer {
 impl Consumer {
     /// Creates the client; it connects in the background. Errors: settings that the client does not take.
     pub fn new(connection: &Connection, options: &ConsumerOptions<'_>) -> Result<Consumer, Error> {
-        let client = Arc::new(Client::new(Kind::Member, &settings(connection, options))?);
+        let client = Arc::new(Client::new(Kind::Member, &options.settings(connection))?);
         Ok(Consumer {
             group: GroupHandle::new(&client),
             client,
@@ -134,7 +107,8 @@ impl Consumer {
         }
         let mut text = event.text();
         // Connections come and go, and the client mends them by itself.
-        if !event.is_fatal() && entry.is_none() && code.is_transient() {
+        let connection = code.is_transient() || matches!(code, Code::AUTHENTICATION | Code::SSL);
+        if !event.is_fatal() && entry.is_none() && connection {
             self.client.note_trouble(code, &text);
             return Polled::Nothing;
         }
@@ -344,36 +318,6 @@ impl fmt::Debug for Consumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Consumer").field("client", &self.client).field("group", &self.group_id).finish_non_exhaustive()
     }
-}
-
-fn settings(connection: &Connection, options: &ConsumerOptions<'_>) -> Settings {
-    let mut settings = connection.settings();
-    settings
-        // The default waits a second before it fills a queue that was full.
-        .default("fetch.queue.backoff.ms", 2)
-        // Small queues stay in the processor's caches: twice the throughput of the defaults.
-        .default("queued.min.messages", 20_000)
-        .default("fetch.message.max.bytes", 1_000_000)
-        .default("fetch.wait.max.ms", 100)
-        .fixed("queued.max.messages.kbytes", (options.queue_bytes / 1024).clamp(1, 2_097_151))
-        .fixed("group.id", options.group)
-        .fixed("max.poll.interval.ms", millis(options.max_poll_interval))
-        .fixed("isolation.level", if options.read_committed { "read_committed" } else { "read_uncommitted" })
-        .fixed("enable.partition.eof", options.end_of_partition)
-        .fixed("enable.auto.commit", false)
-        .fixed("enable.auto.offset.store", false)
-        // Positions are given with each assignment; one outside the log must stop the job, not skip or repeat records.
-        .fixed("auto.offset.reset", "error");
-    if let Some(instance) = options.instance_id {
-        settings.fixed("group.instance.id", instance);
-    }
-    // Under the new protocol the broker decides these, and the client refuses them.
-    if settings.user("group.protocol") != Some("consumer") {
-        settings
-            .fixed("session.timeout.ms", millis(options.session_timeout))
-            .default("partition.assignment.strategy", "cooperative-sticky");
-    }
-    settings
 }
 
 fn assigned(code: Code) -> Result<(), Error> {

@@ -37,6 +37,13 @@ impl GroupHandle {
         NonNull::new(unsafe { rd::rd_kafka_consumer_group_metadata(client.as_ref()?.ptr()) }).map(GroupMetadata)
     }
 
+    /// Makes a poll that waits on the consumer return at once.
+    pub fn wake(&self) {
+        if let Some(client) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            client.queue().wake();
+        }
+    }
+
     /// Commits positions outside a transaction, for at-least-once. Blocks until the broker has answered or `timeout` has
     /// passed; then the outcome is unknown and committing the same positions again is harmless.
     pub fn commit(&self, positions: &[(TopicPartition, Position)], timeout: Duration) -> Result<(), Error> {

@@ -278,12 +278,14 @@ fn positions_are_committed_in_the_transaction_and_held_while_it_is_open() {
     let reader = Reader::new(&topic, &[(0, 0)]);
     let partition = topic.partition(0);
     let committed = |timeout| {
-        let answer = reader.consumer.committed(&[partition.clone()], timeout).unwrap();
+        let answer = reader.consumer.committed(std::slice::from_ref(&partition), timeout).unwrap();
         assert_eq!(answer.len(), 1);
         assert_eq!(answer[0].0, partition);
         answer.into_iter().next().unwrap().1
     };
     assert_eq!(committed(SECONDS), Ok(None));
+    let nobody = topic.admin.committed(&unique("nobody"), std::slice::from_ref(&partition), true).unwrap();
+    assert_eq!(nobody, [(partition.clone(), Ok(None))]);
 
     let producer = transactional(&unique("id"), &[topic.target()]);
     producer.begin().unwrap();
@@ -347,6 +349,45 @@ fn a_seek_goes_back_and_drops_what_was_fetched() {
     let answer = reader.consumer.seek(&[(topic.partition(0), Position(1))], SECONDS);
     assert_eq!(answer, [(topic.partition(0), Ok(()))]);
     assert_eq!(reader.values(3), ["b", "c", "d"]);
+}
+
+#[test]
+fn a_seek_right_after_an_assignment_comes_true_in_the_end() {
+    let topic = Topic::new("early-seek", 1);
+    let producer = plain(&[topic.target()]);
+    for value in ["a", "b", "c"] {
+        send(&producer, 0, None, Some(value.as_bytes()), &[]);
+    }
+    producer.flush(SECONDS).unwrap();
+    let reader = Reader::new(&topic, &[(0, 0)]);
+    eventually("the seek is done", || {
+        let answer = reader.consumer.seek(&[(topic.partition(0), Position(2))], SECONDS).remove(0).1;
+        if let Err(error) = &answer {
+            assert!(error.is_not_started(), "{error:?}");
+            assert_eq!(error.disposition(), Disposition::Retry);
+            let _ = reader.consumer.poll(Duration::ZERO);
+        }
+        answer.is_ok()
+    });
+    assert_eq!(reader.values(1), ["c"]);
+}
+
+#[test]
+fn a_waiting_poll_can_be_woken() {
+    let topic = Topic::new("wake", 1);
+    let reader = Reader::new(&topic, &[(0, 0)]);
+    let group = reader.consumer.group();
+    eventually("woken", || {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                group.wake();
+            });
+            assert!(matches!(reader.consumer.poll(SECONDS), Polled::Nothing));
+        });
+        start.elapsed() > Duration::from_millis(15) && start.elapsed() < Duration::from_secs(2)
+    });
 }
 
 #[test]
@@ -428,6 +469,16 @@ fn a_record_that_the_topic_refuses_is_a_reject() {
     assert!(compacted.target().compacted);
     let error = refused(&compacted, None, b"x");
     assert_eq!(error.disposition(), Disposition::Reject { reason: "broker" }, "{error}");
+    assert_eq!(error.topic(), None);
+
+    // Outside a transaction it is the delivery that fails.
+    let producer = plain(&[compacted.target()]);
+    send(&producer, 0, None, Some(b"x"), &[]);
+    producer.flush(SECONDS).unwrap();
+    let error = producer.failed_deliveries().unwrap();
+    assert_eq!(error.disposition(), Disposition::Reject { reason: "broker" }, "{error}");
+    assert_eq!((error.topic(), error.partition()), (Some(&*compacted.name), Some(0)));
+    assert_eq!(error.text(), "Broker: Broker failed to validate record");
 }
 
 #[test]
@@ -441,16 +492,36 @@ fn a_message_over_the_clients_own_limit_is_refused_at_once() {
 }
 
 #[test]
+fn batches_fit_into_a_small_topic() {
+    let topic = Topic::with("small-batches", 1, &[("max.message.bytes", "20000")]);
+    let producer = plain(&[topic.target()]);
+    let mut seed = 1u32;
+    for _ in 0..1000 {
+        // Nothing that compression makes small.
+        let value: Vec<u8> = std::iter::repeat_with(|| {
+            seed = seed.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+            (seed >> 24) as u8
+        })
+        .take(500)
+        .collect();
+        send(&producer, 0, None, Some(&value), &[]);
+    }
+    producer.flush(SECONDS).unwrap();
+    assert_eq!(producer.failed_deliveries(), None);
+    assert_eq!(topic.end(Isolation::ReadUncommitted), 1000);
+}
+
+#[test]
 fn a_full_queue_says_so_and_takes_more_later() {
     let topic = Topic::new("full", 1);
     let options =
         ProducerOptions { transactional_id: None, transaction_timeout: Duration::from_secs(10), queue_bytes: 64 << 10 };
     let producer = Producer::new(&connection(), &options, &[topic.target()]).unwrap();
-    let chunk = chunk(0, None, None, Some(&[b'x'; 1000]), &[(b"h", Some(b"v"))]);
+    let chunk = chunk(0, None, None, Some(&[b'x'; 100_000]), &[(b"h", Some(b"v"))]);
     let output = chunk.iter().next().unwrap();
     let (mut sent, mut full) = (0, 0);
     let deadline = Instant::now() + SECONDS;
-    while sent < 500 {
+    while sent < 100 {
         assert!(Instant::now() < deadline);
         match producer.produce(&output) {
             Ok(()) => sent += 1,
@@ -465,7 +536,7 @@ fn a_full_queue_says_so_and_takes_more_later() {
     assert!(full > 0);
     producer.flush(SECONDS).unwrap();
     assert_eq!(producer.in_flight(), 0);
-    assert_eq!(topic.end(Isolation::ReadUncommitted), 500);
+    assert_eq!(topic.end(Isolation::ReadUncommitted), 100);
 }
 
 #[test]
@@ -600,9 +671,19 @@ fn a_wrong_address_is_said_within_its_time() {
     };
     let text = unreachable("127.0.0.1:1");
     assert!(text.contains("127.0.0.1:1") && text.contains("Connection refused"), "{text}");
+    assert!(!text.contains("after"), "{text}");
     let text = unreachable("no-such-host.invalid:9092");
     assert!(text.contains("no-such-host.invalid:9092") && text.contains("resolve"), "{text}");
     admin().ping(SECONDS).unwrap();
+}
+
+#[test]
+fn a_broker_that_speaks_no_tls_is_said_so() {
+    let mut connection = connection();
+    connection.properties.insert("security.protocol".into(), "ssl".into());
+    let admin = Admin::new(&connection, SECONDS).unwrap();
+    let text = admin.ping(Duration::from_secs(2)).unwrap_err().to_string();
+    assert!(text.contains("PLAINTEXT") && text.contains("security.protocol"), "{text}");
 }
 
 #[test]
@@ -703,6 +784,41 @@ fn a_cooperative_rebalance_moves_only_what_it_must() {
 }
 
 #[test]
+fn a_member_that_polls_too_late_has_lost_its_partitions() {
+    let topic = Topic::new("late", 1);
+    let group = unique("group");
+    let options = ConsumerOptions {
+        session_timeout: Duration::from_secs(6),
+        max_poll_interval: Duration::from_secs(6),
+        ..ConsumerOptions::new(&group)
+    };
+    let mut consumer = Consumer::new(&connection(), &options).unwrap();
+    consumer.subscribe(&[&topic.name]).unwrap();
+    poll_until(&mut consumer, |c| match c.poll(Duration::from_millis(50)) {
+        Polled::Assign(_) => c.assign(&[(topic.partition(0), Position(0))]).ok(),
+        _ => None,
+    });
+    let membership = consumer.group();
+    eventually("not a member any more", || !membership.metadata().unwrap().is_member());
+    let error = poll_until(&mut consumer, |c| match c.poll(Duration::from_millis(50)) {
+        Polled::Failed(error) => Some(error),
+        _ => None,
+    });
+    assert_eq!(error.disposition(), Disposition::Retry, "{error}");
+    assert!(error.to_string().contains("maximum poll interval (6000ms) exceeded"), "{error}");
+    let (partitions, lost) = poll_until(&mut consumer, |c| match c.poll(Duration::from_millis(50)) {
+        Polled::Revoke { partitions, lost } => Some((partitions, lost)),
+        _ => None,
+    });
+    assert_eq!((&partitions[..], lost), (&[topic.partition(0)][..], true));
+    consumer.unassign(&partitions).unwrap();
+    assert_eq!(consumer.assignment(), []);
+    // It polls again, so it joins again.
+    poll_until(&mut consumer, |c| matches!(c.poll(Duration::from_millis(50)), Polled::Assign(_)).then_some(()));
+    assert!(membership.metadata().unwrap().is_member());
+}
+
+#[test]
 fn an_eager_assignor_takes_additions_too() {
     let topic = Topic::new("eager", 2);
     let producer = plain(&[topic.target()]);
@@ -800,6 +916,28 @@ fn the_new_group_protocol_works_too() {
     producer.commit(SECONDS).unwrap();
     assert_eq!(consumer.committed(&partitions, SECONDS).unwrap(), [(topic.partition(0), Ok(Some(Position(1))))]);
     consumer.close(SECONDS);
+}
+
+#[test]
+fn under_the_new_protocol_it_is_the_newcomer_that_is_refused() {
+    let topic = Topic::new("kip-848-twin", 1);
+    let mut connection = connection();
+    connection.properties.insert("group.protocol".into(), "consumer".into());
+    let group = unique("group");
+    let options = ConsumerOptions { instance_id: Some("a"), ..ConsumerOptions::new(&group) };
+    let join = || {
+        let consumer = Consumer::new(&connection, &options).unwrap();
+        consumer.subscribe(&[&topic.name]).unwrap();
+        consumer
+    };
+    let mut old = join();
+    poll_until(&mut old, |c| matches!(c.poll(Duration::from_millis(100)), Polled::Assign(_)).then_some(()));
+    let error = poll_until(&mut join(), |c| match c.poll(Duration::from_millis(100)) {
+        Polled::Failed(error) => Some(error),
+        _ => None,
+    });
+    assert!(error.is_unreleased_instance() && error.is_fatal(), "{error:?}");
+    assert_eq!(error.disposition(), Disposition::Rebuild);
 }
 
 #[test]
