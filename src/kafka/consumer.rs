@@ -29,8 +29,8 @@ pub enum Polled<'c> {
     Record(Message<'c>),
     /// The group gives us these. Answer with [`Consumer::assign`], also when the list is empty.
     Assign(Vec<TopicPartition>),
-    /// Finish what is open on these, then answer with [`Consumer::unassign`]. `lost`: somebody else may have them already,
-    /// nothing of them may be committed any more.
+    /// Finish what is open on these, then answer with [`Consumer::unassign`]. `lost`: somebody else may have them
+    /// already, nothing of them may be committed any more.
     Revoke {
         partitions: Vec<TopicPartition>,
         lost: bool,
@@ -76,8 +76,8 @@ impl Consumer {
         if code.is_error() { Err(Error::of_code(Operation::Subscribe, code)) } else { Ok(()) }
     }
 
-    /// Waits up to `timeout` for what comes next. A message borrows the consumer, so none can be held across a change of
-    /// the assignment.
+    /// Waits up to `timeout` for what comes next. A message borrows the consumer, so none can be held across a change
+    /// of the assignment.
     #[inline]
     pub fn poll(&self, timeout: Duration) -> Polled<'_> {
         let Some(event) = self.client.poll(timeout) else { return Polled::Nothing };
@@ -122,9 +122,9 @@ impl Consumer {
         Polled::Failed(self.client.explain(error.with_text(text)))
     }
 
-    /// Answers [`Polled::Assign`], with as many of its partitions as have a position yet; [`add`](Consumer::add) the rest
-    /// later. An incremental assignor (cooperative-sticky, `group.protocol=consumer`) gets these on top of what is assigned;
-    /// for another one they are the whole assignment.
+    /// Answers [`Polled::Assign`], with as many of its partitions as have a position yet; [`add`](Consumer::add) the
+    /// rest later. An incremental assignor (cooperative-sticky, `group.protocol=consumer`) gets these on top of what is
+    /// assigned; for another one they are the whole assignment.
     pub fn assign(&mut self, positions: &[(TopicPartition, Position)]) -> Result<(), Error> {
         if self.is_cooperative() {
             return self.incremental_assign(positions);
@@ -149,8 +149,8 @@ impl Consumer {
         self.assign_whole()
     }
 
-    /// Answers [`Polled::Revoke`]. Partitions of the list that were never added are no matter. Under an assignor that knows
-    /// only whole assignments everything is given up.
+    /// Answers [`Polled::Revoke`]. Partitions of the list that were never added are no matter. Under an assignor that
+    /// knows only whole assignments everything is given up.
     pub fn unassign(&mut self, partitions: &[TopicPartition]) -> Result<(), Error> {
         if !self.is_cooperative() {
             self.starts.clear();
@@ -203,9 +203,9 @@ impl Consumer {
         unsafe { rd::rd_kafka_assignment_lost(self.client.ptr()) != 0 }
     }
 
-    /// Moves assigned partitions. Blocks up to `timeout`. Records that were fetched before are dropped by the client; those
-    /// that were polled already are the caller's to forget. Right after an assignment a partition answers an error that
-    /// [`is_not_started`](Error::is_not_started): poll and seek it again.
+    /// Moves assigned partitions. Blocks up to `timeout`. Records that were fetched before are dropped by the client;
+    /// those that were polled already are the caller's to forget. Right after an assignment a partition answers an
+    /// error that [`is_not_started`](Error::is_not_started): poll and seek it again.
     pub fn seek(
         &self,
         positions: &[(TopicPartition, Position)],
@@ -229,7 +229,8 @@ impl Consumer {
         list.entries().into_iter().map(answer).collect()
     }
 
-    /// Stops delivery of these; polls still serve rebalances. What was fetched ahead is dropped and fetched again: rarely.
+    /// Stops delivery of these; polls still serve rebalances. What was fetched ahead is dropped and fetched again:
+    /// rarely.
     pub fn pause(&self, partitions: &[TopicPartition]) {
         let list = List::of_partitions(partitions.iter());
         // SAFETY: client and list are alive.
@@ -242,8 +243,8 @@ impl Consumer {
         unsafe { rd::rd_kafka_resume_partitions(self.client.ptr(), list.as_ptr()) };
     }
 
-    /// The group's positions; `None` where it has none. With `read_committed`, a position that an open transaction holds is
-    /// waited for up to `timeout` and then an error of its partition that [`is_unstable`](Error::is_unstable).
+    /// The group's positions; `None` where it has none. With `read_committed`, a position that an open transaction
+    /// holds is waited for up to `timeout` and then an error of its partition that [`is_unstable`](Error::is_unstable).
     pub fn committed(
         &self,
         partitions: &[TopicPartition],
@@ -271,8 +272,8 @@ impl Consumer {
         self.group.clone()
     }
 
-    /// Gives up the assignment and leaves the group within `within`, else goes on in the background. A static member does
-    /// not leave: it has its partitions back if it returns within the session timeout.
+    /// Gives up the assignment and leaves the group within `within`, else goes on in the background. A static member
+    /// does not leave: it has its partitions back if it returns within the session timeout.
     pub fn close(mut self, within: Duration) {
         self.shut(within);
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::config::{Connection, Settings, millis};
 use crate::chunk::Target;
 
+/// What a member of a group is made with.
 #[derive(Clone, Debug)]
 pub struct ConsumerOptions<'a> {
     pub group: &'a str,
@@ -48,7 +49,8 @@ impl<'a> ConsumerOptions<'a> {
             .fixed("enable.partition.eof", self.end_of_partition)
             .fixed("enable.auto.commit", false)
             .fixed("enable.auto.offset.store", false)
-            // Positions are given with each assignment; one outside the log must stop the job, not skip or repeat records.
+            // Positions are given with each assignment; one outside the log must stop the job, not skip or repeat
+            // records.
             .fixed("auto.offset.reset", "error");
         if let Some(instance) = self.instance_id {
             settings.fixed("group.instance.id", instance);
@@ -68,6 +70,7 @@ impl<'a> ConsumerOptions<'a> {
 /// What librdkafka holds for a queued message besides its bytes, roughly: the queue is bounded by count as well.
 const BYTES_A_MESSAGE: u64 = 256;
 
+/// What a producer is made with.
 #[derive(Clone, Debug)]
 pub struct ProducerOptions {
     /// `None`: a plain idempotent producer, for at-least-once.

@@ -66,8 +66,8 @@ impl Producer {
         })
     }
 
-    /// Registers the transactional id: the broker ends what a predecessor left open and fences it. A call that timed out
-    /// goes on in the background; call again to resume.
+    /// Registers the transactional id: the broker ends what a predecessor left open and fences it. A call that timed
+    /// out goes on in the background; call again to resume.
     pub fn init(&self, timeout: Duration) -> Result<(), Error> {
         let started = Instant::now();
         // Asked before there is a connection, the client would look for the coordinator only half a second later.
@@ -93,8 +93,8 @@ impl Producer {
         done.map_err(|error| self.client.explain(error))
     }
 
-    /// Queues one output; its bytes are copied. Does not block: an error that [`is_queue_full`](Error::is_queue_full) asks
-    /// to come back in a millisecond. A timestamp of 0 becomes now, as librdkafka takes it.
+    /// Queues one output; its bytes are copied. Does not block: an error that [`is_queue_full`](Error::is_queue_full)
+    /// asks to come back in a millisecond. A timestamp of 0 becomes now, as librdkafka takes it.
     pub fn produce(&self, output: &Output<'_>) -> Result<(), Error> {
         let Some(topic) = self.topics.get(output.target) else {
             let text = format!("there is no target {}", output.target.0);
@@ -134,17 +134,17 @@ impl Producer {
         }
     }
 
-    /// Waits until every queued record is acknowledged or has failed; `linger.ms` is suspended meanwhile. A time-out means
-    /// that records are still under way: call again. A failed record shows in [`failed_deliveries`](Self::failed_deliveries)
-    /// and, in a transaction, in its commit.
+    /// Waits until every queued record is acknowledged or has failed; `linger.ms` is suspended meanwhile. A time-out
+    /// means that records are still under way: call again. A failed record shows in
+    /// [`failed_deliveries`](Self::failed_deliveries) and, in a transaction, in its commit.
     pub fn flush(&self, timeout: Duration) -> Result<(), Error> {
         // SAFETY: the client is alive. Its events are served by the thread of `serve`, for which the call waits.
         let code = Code(unsafe { rd::rd_kafka_flush(self.client.ptr(), millis(timeout)) } as i32);
         if code.is_error() { Err(Error::of_code(Operation::Flush, code)) } else { Ok(()) }
     }
 
-    /// Makes positions part of the transaction, as the member that `group` says. An empty list sends nothing and so proves
-    /// nothing. The time limit is a wish: librdkafka may wait for the coordinator for longer.
+    /// Makes positions part of the transaction, as the member that `group` says. An empty list sends nothing and so
+    /// proves nothing. The time limit is a wish: librdkafka may wait for the coordinator for longer.
     pub fn send_offsets(
         &self,
         positions: &[(TopicPartition, Position)],

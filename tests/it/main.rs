@@ -1,1 +1,11 @@
+//! Tests that need a broker, a database or the whole binary: one program, a module a suite.
+//!
+//! They use the development cluster, which comes up by itself. `SEMEL_TEST=offline` leaves out what needs it.
+
+mod cluster;
+mod kafka_admin;
 mod kafka_edge;
+mod kafka_group;
+mod kafka_support;
+mod support;
+mod tidy;

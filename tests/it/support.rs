@@ -1,0 +1,87 @@
+//! What suites share: the cluster, names that nobody else uses, waiting.
+#![allow(dead_code, reason = "a helper may be used by no suite of a given build")]
+
+use std::io::Write;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use semel::cluster::{Cluster, Options};
+
+/// The `semel` binary of this build.
+pub const SEMEL: &str = env!("CARGO_BIN_EXE_semel");
+
+/// Tests that need a server are to be left out.
+pub fn offline() -> bool {
+    std::env::var("SEMEL_TEST").is_ok_and(|value| value == "offline")
+}
+
+/// The cluster that the whole run shares. `None`: leave the test out. Begin with
+/// `let Some(cluster) = support::broker("name of the test") else { return };`
+///
+/// # Panics
+/// If it cannot be brought up, with what to install.
+pub fn broker(test: &str) -> Option<&'static Cluster> {
+    online(test).then(cluster)
+}
+
+/// False, and said on stderr, when the test that calls this is to be left out.
+pub fn online(test: &str) -> bool {
+    if offline() {
+        // Not eprintln!: the test harness would swallow it.
+        let _ = writeln!(std::io::stderr(), "LEFT OUT (SEMEL_TEST=offline): {test}");
+    }
+    !offline()
+}
+
+/// The cluster that the whole run shares.
+///
+/// # Panics
+/// If it cannot be brought up, with what to install.
+pub fn cluster() -> &'static Cluster {
+    static CLUSTER: OnceLock<Result<Cluster, String>> = OnceLock::new();
+    let cluster = CLUSTER.get_or_init(|| Cluster::obtain(&options(), &say).map_err(|failure| failure.message));
+    match cluster {
+        Ok(cluster) => cluster,
+        Err(message) => panic!("no broker and database to test with (SEMEL_TEST=offline leaves these out):\n{message}"),
+    }
+}
+
+/// A cluster of the test's own, with fresh data: servers may be stopped and killed.
+///
+/// # Panics
+/// If it cannot be brought up, with what to install.
+pub fn private_cluster(broker_settings: &[(&str, &str)]) -> Cluster {
+    let broker_settings = broker_settings.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+    let options = Options { use_given: false, broker_settings, ..options() };
+    Cluster::private(&options, &say).unwrap_or_else(|failure| panic!("no private cluster: {failure}"))
+}
+
+/// Options that name the binary of this build.
+pub fn options() -> Options {
+    Options { executable: Some(SEMEL.into()), ..Options::default() }
+}
+
+fn say(text: &str) {
+    eprintln!("{text}");
+}
+
+/// A name that no other test and no other run uses: `prefix-` and lower-case letters and digits.
+pub fn unique(prefix: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    format!("{prefix}-{now:x}x{:x}x{:x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Blocks until `predicate` holds.
+///
+/// # Panics
+/// After `deadline`, naming `what` was waited for.
+#[track_caller]
+pub fn eventually(deadline: Duration, what: &str, mut predicate: impl FnMut() -> bool) {
+    let end = Instant::now() + deadline;
+    while !predicate() {
+        assert!(Instant::now() < end, "not within {deadline:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
