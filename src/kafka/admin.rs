@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
-use std::ptr;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use rdkafka::types::{RDKafkaAdminOp as AdminOp, RDKafkaResourceType as ResourceT
 
 use super::client::{Client, Event, Kind};
 use super::code::Code;
-use super::config::{Connection, millis};
+use super::config::Connection;
 use super::describe::{self, Shape, TopicInfo};
 use super::error::{Error, Operation};
 use super::list::{self, List};
@@ -20,16 +19,9 @@ use super::offsets::{self, At, Committed, Isolation};
 use super::request::{c_string, construct, request, with_trouble};
 use crate::record::{Position, TopicPartition};
 
-// As integers: see `code.rs`.
+// As an integer: see `code.rs`.
 unsafe extern "C" {
     fn rd_kafka_topic_result_error(result: *const rd::rd_kafka_topic_result_t) -> c_int;
-    fn rd_kafka_metadata(
-        client: *mut rd::rd_kafka_t,
-        all_topics: c_int,
-        topic: *mut rd::rd_kafka_topic_t,
-        metadata: *mut *const rd::rd_kafka_metadata_t,
-        timeout_ms: c_int,
-    ) -> c_int;
 }
 
 /// A client for administration. Every call blocks up to its time limit, plus a second.
@@ -57,10 +49,12 @@ impl Admin {
         let deadline = Instant::now() + timeout;
         let broker = loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.a_broker(left.min(Duration::from_millis(500))) {
+            let answer = self.client.any_broker(left.min(Duration::from_millis(500)));
+            self.client.serve();
+            match answer {
                 Ok(broker) => break broker,
                 Err(error) if left.is_zero() || !error.code().is_transient() => {
-                    return Err(self.unreachable(&error, timeout));
+                    return Err(self.client.unreachable(&error, timeout));
                 }
                 Err(_) => {}
             }
@@ -68,34 +62,8 @@ impl Admin {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(100));
         match self.broker_settings(broker, left) {
             // Any answer of the broker will do, a refusal included.
-            Err(error) if error.code().is_transient() => Err(self.unreachable(&error, timeout)),
+            Err(error) if error.code().is_transient() => Err(self.client.unreachable(&error, timeout)),
             _ => Ok(()),
-        }
-    }
-
-    fn unreachable(&self, error: &Error, timeout: Duration) -> Error {
-        self.client.serve();
-        let reason = self.client.trouble().unwrap_or_else(|| error.text().to_owned());
-        let brokers = self.client.brokers();
-        let text = format!("no answer from {brokers} within {} s: {reason}", timeout.as_secs_f32());
-        Error::new(Operation::Connect, error.code(), text)
-    }
-
-    /// The id of some broker of the cluster.
-    fn a_broker(&self, timeout: Duration) -> Result<i32, Error> {
-        let mut metadata = ptr::null();
-        // SAFETY: the client is alive; without a topic only brokers are asked for. Metadata that is set is ours.
-        let code =
-            Code(unsafe { rd_kafka_metadata(self.client.ptr(), 0, ptr::null_mut(), &mut metadata, millis(timeout)) });
-        self.client.serve();
-        if code.is_error() || metadata.is_null() {
-            return Err(with_trouble(&self.client, Error::of_code(Operation::Connect, code)));
-        }
-        // SAFETY: metadata is alive until it is freed here, and holds that many brokers.
-        unsafe {
-            let id = ((*metadata).broker_cnt > 0).then(|| (*(*metadata).brokers).id);
-            rd::rd_kafka_metadata_destroy(metadata);
-            id.ok_or_else(|| Error::of_code(Operation::Connect, Code::ALL_BROKERS_DOWN))
         }
     }
 
@@ -107,7 +75,7 @@ impl Admin {
 
     /// A setting of some broker, such as `transaction.max.timeout.ms`; `None` where it has none of that name.
     pub fn broker_config(&self, name: &str) -> Result<Option<String>, Error> {
-        let broker = self.a_broker(self.timeout)?;
+        let broker = self.client.any_broker(self.timeout).map_err(|error| with_trouble(&self.client, error))?;
         Ok(self.broker_settings(broker, self.timeout)?.remove(name))
     }
 
@@ -154,17 +122,14 @@ impl Admin {
             }
         })?;
         // SAFETY: the event is alive and of the kind that was asked for; it owns the results.
-        let made = unsafe {
+        let refused = unsafe {
             let mut count = 0;
             let result = rd::rd_kafka_event_CreateTopics_result(answer.as_ptr());
             let results = rd::rd_kafka_CreateTopics_result_topics(result, &mut count);
-            topic_results(operation, results, count)
+            refusals(operation, results, count)
         };
-        let made = match made {
-            Ok(()) => true,
-            Err(error) if error.code() == Code::TOPIC_EXISTS => false,
-            Err(error) => return Err(error),
-        };
+        let made = refused.is_empty();
+        first_but(refused, Code::TOPIC_EXISTS)?;
         self.until(name, |shape| shape.is_some())?;
         Ok(made)
     }
@@ -186,16 +151,13 @@ impl Admin {
             }
         })?;
         // SAFETY: the event is alive and of the kind that was asked for; it owns the results.
-        let deleted = unsafe {
+        let refused = unsafe {
             let mut count = 0;
             let result = rd::rd_kafka_event_DeleteTopics_result(answer.as_ptr());
             let results = rd::rd_kafka_DeleteTopics_result_topics(result, &mut count);
-            topic_results(operation, results, count)
+            refusals(operation, results, count)
         };
-        match deleted {
-            Err(error) if error.code() != Code::UNKNOWN_TOPIC => return Err(error),
-            _ => {}
-        }
+        first_but(refused, Code::UNKNOWN_TOPIC)?;
         names.iter().try_for_each(|name| self.until(name, |shape| shape.is_none()))
     }
 
@@ -217,12 +179,13 @@ impl Admin {
             }
         })?;
         // SAFETY: the event is alive and of the kind that was asked for; it owns the results.
-        unsafe {
+        let refused = unsafe {
             let mut count = 0;
             let result = rd::rd_kafka_event_CreatePartitions_result(answer.as_ptr());
             let results = rd::rd_kafka_CreatePartitions_result_topics(result, &mut count);
-            topic_results(operation, results, count)?;
-        }
+            refusals(operation, results, count)
+        };
+        first_but(refused, Code::NONE)?;
         self.until(name, |shape| shape.is_some_and(|s| s.partitions >= total))
     }
 
@@ -289,30 +252,29 @@ impl Admin {
     }
 }
 
-/// The first topic that was refused.
+/// What each topic met that was refused.
 ///
 /// # Safety
 /// `results` points to `count` live results.
-unsafe fn topic_results(
-    operation: Operation,
-    results: *mut *const rd::rd_kafka_topic_result_t,
-    count: usize,
-) -> Result<(), Error> {
+unsafe fn refusals(operation: Operation, results: *mut *const rd::rd_kafka_topic_result_t, count: usize) -> Vec<Error> {
     let text = |text: *const c_char| {
         // SAFETY: null or NUL-terminated, owned by a result that is alive.
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
     };
-    for index in 0..count {
+    let read = |index| {
         // SAFETY: alive by the caller's word; strings are copied.
         unsafe {
             let result = *results.add(index);
             let code = Code(rd_kafka_topic_result_error(result));
-            if code.is_error() {
-                let said = text(rd::rd_kafka_topic_result_error_string(result)).unwrap_or_else(|| code.text());
-                let name = text(rd::rd_kafka_topic_result_name(result)).unwrap_or_default();
-                return Err(Error::new(operation, code, said).at(name, None));
-            }
+            let said = text(rd::rd_kafka_topic_result_error_string(result)).unwrap_or_else(|| code.text());
+            let name = text(rd::rd_kafka_topic_result_name(result)).unwrap_or_default();
+            code.is_error().then(|| Error::new(operation, code, said).at(name, None))
         }
-    }
-    Ok(())
+    };
+    (0..count).filter_map(read).collect()
+}
+
+/// The first refusal but those for which the topic is as it should be.
+fn first_but(refusals: Vec<Error>, fine: Code) -> Result<(), Error> {
+    refusals.into_iter().find(|error| error.code() != fine).map_or(Ok(()), Err)
 }

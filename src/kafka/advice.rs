@@ -46,6 +46,9 @@ pub(super) fn of(error: &Error) -> Option<&'static str> {
         (Code::AUTHENTICATION | Code::SASL_AUTHENTICATION, _) => {
             "check security.protocol and the sasl.* properties under [kafka]"
         }
+        (Code::TRANSPORT, Connect) if error.text().contains("SSL") => {
+            "check security.protocol and the ssl.* properties under [kafka]"
+        }
         (Code::SSL, _) => "check security.protocol and the ssl.* properties under [kafka]",
         (Code::TRANSPORT | Code::RESOLVE | Code::ALL_BROKERS_DOWN | Code::TIMED_OUT, Connect) => {
             "is the broker up, and is `brokers` under [kafka] its address?"

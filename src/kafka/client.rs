@@ -19,6 +19,13 @@ use super::logs;
 unsafe extern "C" {
     fn rd_kafka_event_error(event: *mut rd::rd_kafka_event_t) -> c_int;
     fn rd_kafka_fatal_error(client: *mut rd::rd_kafka_t, text: *mut c_char, size: usize) -> c_int;
+    fn rd_kafka_metadata(
+        client: *mut rd::rd_kafka_t,
+        all_topics: c_int,
+        topic: *mut rd::rd_kafka_topic_t,
+        metadata: *mut *const rd::rd_kafka_metadata_t,
+        timeout_ms: c_int,
+    ) -> c_int;
 }
 
 /// How long the end of a client may hold its owner up. Threads inside librdkafka may sit in a name look-up.
@@ -45,7 +52,7 @@ pub(super) struct Client {
     name: String,
     brokers: String,
     /// The last connection trouble, to say why a call ran out of time.
-    trouble: Mutex<Option<String>>,
+    trouble: Mutex<Option<(Code, String)>>,
 }
 
 // SAFETY: librdkafka promises that a client handle and its queues may be used from several threads at once.
@@ -115,10 +122,6 @@ impl Client {
         &self.name
     }
 
-    pub fn brokers(&self) -> &str {
-        &self.brokers
-    }
-
     /// A queue of our own, for the answer of one call.
     pub fn new_queue(&self) -> Queue {
         // SAFETY: the client is alive, and the new queue is ours.
@@ -147,17 +150,42 @@ impl Client {
         }
     }
 
+    /// The id of some broker, once there is a connection to one.
+    pub fn any_broker(&self, timeout: Duration) -> Result<i32, Error> {
+        let mut metadata = ptr::null();
+        // SAFETY: the client is alive; without a topic only brokers are asked for. Metadata that is set is ours.
+        let code = Code(unsafe { rd_kafka_metadata(self.ptr(), 0, ptr::null_mut(), &mut metadata, millis(timeout)) });
+        if code.is_error() || metadata.is_null() {
+            return Err(Error::of_code(Operation::Connect, code));
+        }
+        // SAFETY: metadata is alive until it is freed here, and holds that many brokers.
+        unsafe {
+            let id = ((*metadata).broker_cnt > 0).then(|| (*(*metadata).brokers).id);
+            rd::rd_kafka_metadata_destroy(metadata);
+            id.ok_or_else(|| Error::of_code(Operation::Connect, Code::ALL_BROKERS_DOWN))
+        }
+    }
+
+    /// That there was no answer, from where, and why.
+    pub fn unreachable(&self, error: &Error, timeout: Duration) -> Error {
+        let (code, reason) = self.trouble().unwrap_or_else(|| (error.code(), error.text().to_owned()));
+        let text = format!("no answer from {} within {} s: {reason}", self.brokers, timeout.as_secs_f32());
+        Error::new(Operation::Connect, code, text)
+    }
+
     /// Remembers why the cluster cannot be reached.
     pub fn note_trouble(&self, code: Code, text: &str) {
         tracing::debug!(client = self.name, "{text}");
         let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         // That all brokers are down follows the reason and does not say it.
         if code != Code::ALL_BROKERS_DOWN || trouble.is_none() {
-            *trouble = Some(text.to_owned());
+            // What follows counts milliseconds and repetitions.
+            let text = text.split(" (after ").next().unwrap_or(text);
+            *trouble = Some((code, text.to_owned()));
         }
     }
 
-    pub fn trouble(&self) -> Option<String> {
+    pub fn trouble(&self) -> Option<(Code, String)> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -11,44 +11,17 @@ use rdkafka::bindings as rd;
 
 use super::client::{Client, Event, Kind};
 use super::code::Code;
-use super::config::{Connection, Settings, millis};
+use super::config::{Connection, millis};
 use super::error::{Error, Operation};
 use super::group::GroupHandle;
 use super::list::{self, List, RawEntry};
 use super::message::Message;
 use super::offsets;
+use super::options::ConsumerOptions;
 use crate::record::{Position, TopicPartition};
 
 /// How long dropping a consumer may take when nobody closed it.
 const CLOSE_ON_DROP: Duration = Duration::from_secs(3);
-
-#[derive(Clone, Debug)]
-pub struct ConsumerOptions<'a> {
-    pub group: &'a str,
-    /// `group.instance.id`: static membership.
-    pub instance_id: Option<&'a str>,
-    pub session_timeout: Duration,
-    pub max_poll_interval: Duration,
-    /// Bytes fetched ahead for all partitions together. One fetch response may go over it.
-    pub queue_bytes: u64,
-    pub read_committed: bool,
-    /// Report [`Polled::EndOfPartition`]. Only a hint: with read_committed it comes at the last stable offset.
-    pub end_of_partition: bool,
-}
-
-impl<'a> ConsumerOptions<'a> {
-    pub fn new(group: &'a str) -> ConsumerOptions<'a> {
-        ConsumerOptions {
-            group,
-            instance_id: None,
-            session_timeout: Duration::from_secs(15),
-            max_poll_interval: Duration::from_secs(300),
-            queue_bytes: 8 << 20,
-            read_committed: true,
-            end_of_partition: false,
-        }
-    }
-}
 
 /// What a poll brought.
 #[derive(Debug)]
@@ -56,8 +29,8 @@ pub enum Polled<'c> {
     Record(Message<'c>),
     /// The group gives us these. Answer with [`Consumer::assign`], also when the list is empty.
     Assign(Vec<TopicPartition>),
-    /// Finish what is open on these, then answer with [`Consumer::unassign`]. `lost`: somebody else may have them already,
-    /// nothing of them may be committed any more.
+    /// Finish what is open on these, then answer with [`Consumer::unassign`]. `lost`: somebody else may have them
+    /// already, nothing of them may be committed any more.
     Revoke {
         partitions: Vec<TopicPartition>,
         lost: bool,
@@ -83,7 +56,7 @@ pub struct Consumer {
 impl Consumer {
     /// Creates the client; it connects in the background. Errors: settings that the client does not take.
     pub fn new(connection: &Connection, options: &ConsumerOptions<'_>) -> Result<Consumer, Error> {
-        let client = Arc::new(Client::new(Kind::Member, &settings(connection, options))?);
+        let client = Arc::new(Client::new(Kind::Member, &options.settings(connection))?);
         Ok(Consumer {
             group: GroupHandle::new(&client),
             client,
@@ -103,8 +76,8 @@ impl Consumer {
         if code.is_error() { Err(Error::of_code(Operation::Subscribe, code)) } else { Ok(()) }
     }
 
-    /// Waits up to `timeout` for what comes next. A message borrows the consumer, so none can be held across a change of
-    /// the assignment.
+    /// Waits up to `timeout` for what comes next. A message borrows the consumer, so none can be held across a change
+    /// of the assignment.
     #[inline]
     pub fn poll(&self, timeout: Duration) -> Polled<'_> {
         let Some(event) = self.client.poll(timeout) else { return Polled::Nothing };
@@ -134,7 +107,8 @@ impl Consumer {
         }
         let mut text = event.text();
         // Connections come and go, and the client mends them by itself.
-        if !event.is_fatal() && entry.is_none() && code.is_transient() {
+        let connection = code.is_transient() || matches!(code, Code::AUTHENTICATION | Code::SSL);
+        if !event.is_fatal() && entry.is_none() && connection {
             self.client.note_trouble(code, &text);
             return Polled::Nothing;
         }
@@ -148,9 +122,9 @@ impl Consumer {
         Polled::Failed(self.client.explain(error.with_text(text)))
     }
 
-    /// Answers [`Polled::Assign`], with as many of its partitions as have a position yet; [`add`](Consumer::add) the rest
-    /// later. An incremental assignor (cooperative-sticky, `group.protocol=consumer`) gets these on top of what is assigned;
-    /// for another one they are the whole assignment.
+    /// Answers [`Polled::Assign`], with as many of its partitions as have a position yet; [`add`](Consumer::add) the
+    /// rest later. An incremental assignor (cooperative-sticky, `group.protocol=consumer`) gets these on top of what is
+    /// assigned; for another one they are the whole assignment.
     pub fn assign(&mut self, positions: &[(TopicPartition, Position)]) -> Result<(), Error> {
         if self.is_cooperative() {
             return self.incremental_assign(positions);
@@ -175,8 +149,8 @@ impl Consumer {
         self.assign_whole()
     }
 
-    /// Answers [`Polled::Revoke`]. Partitions of the list that were never added are no matter. Under an assignor that knows
-    /// only whole assignments everything is given up.
+    /// Answers [`Polled::Revoke`]. Partitions of the list that were never added are no matter. Under an assignor that
+    /// knows only whole assignments everything is given up.
     pub fn unassign(&mut self, partitions: &[TopicPartition]) -> Result<(), Error> {
         if !self.is_cooperative() {
             self.starts.clear();
@@ -229,9 +203,9 @@ impl Consumer {
         unsafe { rd::rd_kafka_assignment_lost(self.client.ptr()) != 0 }
     }
 
-    /// Moves assigned partitions. Blocks up to `timeout`. Records that were fetched before are dropped by the client; those
-    /// that were polled already are the caller's to forget. Right after an assignment a partition answers an error that
-    /// [`is_not_started`](Error::is_not_started): poll and seek it again.
+    /// Moves assigned partitions. Blocks up to `timeout`. Records that were fetched before are dropped by the client;
+    /// those that were polled already are the caller's to forget. Right after an assignment a partition answers an
+    /// error that [`is_not_started`](Error::is_not_started): poll and seek it again.
     pub fn seek(
         &self,
         positions: &[(TopicPartition, Position)],
@@ -255,7 +229,8 @@ impl Consumer {
         list.entries().into_iter().map(answer).collect()
     }
 
-    /// Stops delivery of these; polls still serve rebalances. What was fetched ahead is dropped and fetched again: rarely.
+    /// Stops delivery of these; polls still serve rebalances. What was fetched ahead is dropped and fetched again:
+    /// rarely.
     pub fn pause(&self, partitions: &[TopicPartition]) {
         let list = List::of_partitions(partitions.iter());
         // SAFETY: client and list are alive.
@@ -268,8 +243,8 @@ impl Consumer {
         unsafe { rd::rd_kafka_resume_partitions(self.client.ptr(), list.as_ptr()) };
     }
 
-    /// The group's positions; `None` where it has none. With `read_committed`, a position that an open transaction holds is
-    /// waited for up to `timeout` and then an error of its partition that [`is_unstable`](Error::is_unstable).
+    /// The group's positions; `None` where it has none. With `read_committed`, a position that an open transaction
+    /// holds is waited for up to `timeout` and then an error of its partition that [`is_unstable`](Error::is_unstable).
     pub fn committed(
         &self,
         partitions: &[TopicPartition],
@@ -297,8 +272,8 @@ impl Consumer {
         self.group.clone()
     }
 
-    /// Gives up the assignment and leaves the group within `within`, else goes on in the background. A static member does
-    /// not leave: it has its partitions back if it returns within the session timeout.
+    /// Gives up the assignment and leaves the group within `within`, else goes on in the background. A static member
+    /// does not leave: it has its partitions back if it returns within the session timeout.
     pub fn close(mut self, within: Duration) {
         self.shut(within);
     }
@@ -344,36 +319,6 @@ impl fmt::Debug for Consumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Consumer").field("client", &self.client).field("group", &self.group_id).finish_non_exhaustive()
     }
-}
-
-fn settings(connection: &Connection, options: &ConsumerOptions<'_>) -> Settings {
-    let mut settings = connection.settings();
-    settings
-        // The default waits a second before it fills a queue that was full.
-        .default("fetch.queue.backoff.ms", 2)
-        // Small queues stay in the processor's caches: twice the throughput of the defaults.
-        .default("queued.min.messages", 20_000)
-        .default("fetch.message.max.bytes", 1_000_000)
-        .default("fetch.wait.max.ms", 100)
-        .fixed("queued.max.messages.kbytes", (options.queue_bytes / 1024).clamp(1, 2_097_151))
-        .fixed("group.id", options.group)
-        .fixed("max.poll.interval.ms", millis(options.max_poll_interval))
-        .fixed("isolation.level", if options.read_committed { "read_committed" } else { "read_uncommitted" })
-        .fixed("enable.partition.eof", options.end_of_partition)
-        .fixed("enable.auto.commit", false)
-        .fixed("enable.auto.offset.store", false)
-        // Positions are given with each assignment; one outside the log must stop the job, not skip or repeat records.
-        .fixed("auto.offset.reset", "error");
-    if let Some(instance) = options.instance_id {
-        settings.fixed("group.instance.id", instance);
-    }
-    // Under the new protocol the broker decides these, and the client refuses them.
-    if settings.user("group.protocol") != Some("consumer") {
-        settings
-            .fixed("session.timeout.ms", millis(options.session_timeout))
-            .default("partition.assignment.strategy", "cooperative-sticky");
-    }
-    settings
 }
 
 fn assigned(code: Code) -> Result<(), Error> {

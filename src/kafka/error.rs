@@ -211,8 +211,8 @@ impl Error {
         self.code == Code::UNSTABLE_OFFSET
     }
 
-    /// Under `group.protocol=consumer`, another member still holds our `group.instance.id`: rebuild the consumer and try
-    /// again for one session before believing in a twin.
+    /// Under `group.protocol=consumer`, another member still holds our `group.instance.id`: rebuild the consumer and
+    /// try again for one session before believing in a twin.
     pub fn is_unreleased_instance(&self) -> bool {
         self.code == Code::UNRELEASED_INSTANCE
     }

@@ -37,8 +37,15 @@ impl GroupHandle {
         NonNull::new(unsafe { rd::rd_kafka_consumer_group_metadata(client.as_ref()?.ptr()) }).map(GroupMetadata)
     }
 
-    /// Commits positions outside a transaction, for at-least-once. Blocks until the broker has answered or `timeout` has
-    /// passed; then the outcome is unknown and committing the same positions again is harmless.
+    /// Makes a poll that waits on the consumer return at once.
+    pub fn wake(&self) {
+        if let Some(client) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            client.queue().wake();
+        }
+    }
+
+    /// Commits positions outside a transaction, for at-least-once. Blocks until the broker has answered or `timeout`
+    /// has passed; then the outcome is unknown and committing the same positions again is harmless.
     pub fn commit(&self, positions: &[(TopicPartition, Position)], timeout: Duration) -> Result<(), Error> {
         let closed = || Error::new(Operation::CommitPositions, Code::STATE, "the consumer is closed");
         let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)?;
@@ -126,8 +133,8 @@ impl GroupMetadata {
             .unwrap_or_default()
     }
 
-    /// Whether the broker would check anything: with a generation below 0 or an empty member id it accepts positions from
-    /// anybody, so such a commit must not be sent.
+    /// Whether the broker would check anything: with a generation below 0 or an empty member id it accepts positions
+    /// from anybody, so such a commit must not be sent.
     pub fn is_member(&self) -> bool {
         self.generation() >= 0 && !self.member_id().is_empty()
     }

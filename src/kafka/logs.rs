@@ -43,7 +43,8 @@ struct Repeats {
 }
 
 impl Repeats {
-    /// `Some(n)`: say it, and that `n` of its kind were held back. Numbers in a line (times, counts) make it no other line.
+    /// `Some(n)`: say it, and that `n` of its kind were held back. Numbers in a line (times, counts) make it no other
+    /// line.
     fn admit(&mut self, facility: &str, line: &str, now: Instant) -> Option<u64> {
         if self.seen.len() > 1000 {
             self.seen.retain(|_, (said, _)| now.duration_since(*said) < QUIET);

@@ -78,7 +78,8 @@ impl<'c> Message<'c> {
         unsafe { bytes(raw.payload.cast(), raw.len) }
     }
 
-    /// Appends the headers in order, repeats and nulls kept. A name's bytes end at a NUL: the client hides what follows.
+    /// Appends the headers in order, repeats and nulls kept. A name's bytes end at a NUL: the client hides what
+    /// follows.
     pub fn headers<'m>(&'m self, into: &mut Vec<(&'m [u8], Option<&'m [u8]>)>) {
         let mut headers = ptr::null_mut();
         // SAFETY: the message is alive; it keeps the parsed headers until it is destroyed. Any answer but 0 (none, or

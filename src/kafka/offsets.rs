@@ -27,14 +27,15 @@ pub enum At {
     Timestamp(i64),
 }
 
+/// Which records count: `isolation.level`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
     ReadCommitted,
     ReadUncommitted,
 }
 
-/// A group's positions. With `stable` those that an open transaction holds are asked for again until `timeout`; then the
-/// partition answers with its error.
+/// A group's positions. With `stable` those that an open transaction holds are asked for again until `timeout`; then
+/// the partition answers with its error.
 pub(super) fn committed(
     client: &Client,
     group: &str,

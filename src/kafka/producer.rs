@@ -1,36 +1,25 @@
 //! The producer, transactional or plain. All calls block; transactional ones belong on one thread.
 
+use std::ffi::CStr;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::bindings as rd;
 use rdkafka::bindings::rd_kafka_vtype_t as VType;
 
 use super::client::{Client, Event, Kind};
 use super::code::Code;
-use super::config::{Connection, Settings, millis};
+use super::config::{Connection, millis};
 use super::error::{Error, Operation};
 use super::group::GroupMetadata;
 use super::list::List;
+use super::options::ProducerOptions;
 use super::topics::Topics;
 use crate::chunk::{Output, Target};
 use crate::record::{Position, TopicPartition};
-
-/// What librdkafka holds for a queued message besides its bytes, roughly: the queue is bounded by count as well.
-const BYTES_A_MESSAGE: u64 = 256;
-
-#[derive(Clone, Debug)]
-pub struct ProducerOptions {
-    /// `None`: a plain idempotent producer, for at-least-once.
-    pub transactional_id: Option<String>,
-    /// The broker aborts a transaction that is open for longer.
-    pub transaction_timeout: Duration,
-    /// Bytes of values that may wait to be acknowledged; beyond, producing answers that the queue is full.
-    pub queue_bytes: u64,
-}
 
 /// A producer to a fixed set of targets. A thread of its own serves its events.
 pub struct Producer {
@@ -54,7 +43,7 @@ impl Producer {
     /// Creates the client; it connects in the background. `targets` are those that outputs name by their index. Errors:
     /// settings that the client does not take.
     pub fn new(connection: &Connection, options: &ProducerOptions, targets: &[Target]) -> Result<Producer, Error> {
-        let client = Arc::new(Client::new(Kind::Producer, &settings(connection, options, targets))?);
+        let client = Arc::new(Client::new(Kind::Producer, &options.settings(connection, targets))?);
         // SAFETY: fields drop in their order, the handles before this reference to the client.
         let topics = unsafe { Topics::new(&client, targets)? };
         let shared = Arc::new(Shared::default());
@@ -77,9 +66,13 @@ impl Producer {
         })
     }
 
-    /// Registers the transactional id: the broker ends what a predecessor left open and fences it. A call that timed out
-    /// goes on in the background; call again to resume.
+    /// Registers the transactional id: the broker ends what a predecessor left open and fences it. A call that timed
+    /// out goes on in the background; call again to resume.
     pub fn init(&self, timeout: Duration) -> Result<(), Error> {
+        let started = Instant::now();
+        // Asked before there is a connection, the client would look for the coordinator only half a second later.
+        self.client.any_broker(timeout).map_err(|error| self.client.unreachable(&error, timeout))?;
+        let timeout = timeout.saturating_sub(started.elapsed());
         // SAFETY: the client is alive; the error that is returned is ours.
         let done = unsafe {
             Error::check(Operation::Init, rd::rd_kafka_init_transactions(self.client.ptr(), millis(timeout)))
@@ -87,10 +80,7 @@ impl Producer {
         done.map_err(|error| {
             let id = self.transactional_id.as_deref().unwrap_or("none");
             let timeout = self.transaction_timeout.as_millis();
-            let mut text = format!("{} (transactional.id {id}, transaction.timeout.ms {timeout})", error.text());
-            if let (true, Some(trouble)) = (error.is_timeout(), self.client.trouble()) {
-                text = format!("{text}; last: {trouble}");
-            }
+            let text = format!("{} (transactional.id {id}, transaction.timeout.ms {timeout})", error.text());
             self.client.explain(error.with_text(text))
         })
     }
@@ -103,8 +93,8 @@ impl Producer {
         done.map_err(|error| self.client.explain(error))
     }
 
-    /// Queues one output; its bytes are copied. Does not block: an error that [`is_queue_full`](Error::is_queue_full) asks
-    /// to come back in a millisecond. A timestamp of 0 becomes now, as librdkafka takes it.
+    /// Queues one output; its bytes are copied. Does not block: an error that [`is_queue_full`](Error::is_queue_full)
+    /// asks to come back in a millisecond. A timestamp of 0 becomes now, as librdkafka takes it.
     pub fn produce(&self, output: &Output<'_>) -> Result<(), Error> {
         let Some(topic) = self.topics.get(output.target) else {
             let text = format!("there is no target {}", output.target.0);
@@ -144,17 +134,17 @@ impl Producer {
         }
     }
 
-    /// Waits until every queued record is acknowledged or has failed; `linger.ms` is suspended meanwhile. A time-out means
-    /// that records are still under way: call again. A failed record shows in [`failed_deliveries`](Self::failed_deliveries)
-    /// and, in a transaction, in its commit.
+    /// Waits until every queued record is acknowledged or has failed; `linger.ms` is suspended meanwhile. A time-out
+    /// means that records are still under way: call again. A failed record shows in
+    /// [`failed_deliveries`](Self::failed_deliveries) and, in a transaction, in its commit.
     pub fn flush(&self, timeout: Duration) -> Result<(), Error> {
         // SAFETY: the client is alive. Its events are served by the thread of `serve`, for which the call waits.
         let code = Code(unsafe { rd::rd_kafka_flush(self.client.ptr(), millis(timeout)) } as i32);
         if code.is_error() { Err(Error::of_code(Operation::Flush, code)) } else { Ok(()) }
     }
 
-    /// Makes positions part of the transaction, as the member that `group` says. An empty list sends nothing and so proves
-    /// nothing. The time limit is a wish: librdkafka may wait for the coordinator for longer.
+    /// Makes positions part of the transaction, as the member that `group` says. An empty list sends nothing and so
+    /// proves nothing. The time limit is a wish: librdkafka may wait for the coordinator for longer.
     pub fn send_offsets(
         &self,
         positions: &[(TopicPartition, Position)],
@@ -273,7 +263,8 @@ fn note_failures(event: &Event, shared: &Shared) {
                 return;
             }
             let code = Code((&raw const (*message).err).cast::<i32>().read());
-            let topic = std::ffi::CStr::from_ptr(rd::rd_kafka_topic_name((*message).rkt)).to_string_lossy();
+            let topic = CStr::from_ptr(rd::rd_kafka_topic_name((*message).rkt)).to_string_lossy();
+            // Not `rd_kafka_message_produce_errstr`: librdkafka 2.12 has freed what it points to by now.
             (code, Error::of_code(Operation::Produce, code).at(&*topic, Some((*message).partition)))
         };
         // Purging is our own doing, and a neighbour's fault is no record's own.
@@ -283,29 +274,6 @@ fn note_failures(event: &Event, shared: &Shared) {
             failure.get_or_insert(error);
         }
     }
-}
-
-fn settings(connection: &Connection, options: &ProducerOptions, targets: &[Target]) -> Settings {
-    let mut settings = connection.settings();
-    // The client's own limit must not be the tighter one; sizes are checked against the topics before.
-    let largest = targets.iter().map(|t| t.max_message_bytes).max().unwrap_or(0).clamp(1_000_000, 1_000_000_000);
-    settings
-        .default("compression.type", "lz4")
-        // Flushing overrides it: the tail of a batch does not wait.
-        .default("linger.ms", 5)
-        // CONCURRENT_TRANSACTIONS and moving coordinators are asked again after this; the default is 100.
-        .default("retry.backoff.ms", 2)
-        .default("retry.backoff.max.ms", 500)
-        .default("message.max.bytes", largest)
-        .fixed("queue.buffering.max.kbytes", (options.queue_bytes / 1024).clamp(1, 2_147_483_647))
-        .fixed("queue.buffering.max.messages", (options.queue_bytes / BYTES_A_MESSAGE).clamp(1000, 10_000_000))
-        .fixed("delivery.report.only.error", true)
-        .fixed("enable.idempotence", true)
-        .fixed("acks", "all");
-    if let Some(id) = &options.transactional_id {
-        settings.fixed("transactional.id", id).fixed("transaction.timeout.ms", millis(options.transaction_timeout));
-    }
-    settings
 }
 
 /// Headers that we own until a message takes them over.

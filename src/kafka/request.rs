@@ -96,7 +96,7 @@ pub(super) fn request(
 /// Says why time ran out, if the client knows.
 pub(super) fn with_trouble(client: &Client, error: Error) -> Error {
     match client.trouble() {
-        Some(trouble) if error.code().is_transient() => {
+        Some((_, trouble)) if error.code().is_transient() => {
             let text = format!("{} ({trouble})", error.text());
             error.with_text(text)
         }

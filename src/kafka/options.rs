@@ -1,0 +1,162 @@
+//! What consumers and producers are made with, as librdkafka's settings.
+
+use std::time::Duration;
+
+use super::config::{Connection, Settings, millis};
+use crate::chunk::Target;
+
+/// What a member of a group is made with.
+#[derive(Clone, Debug)]
+pub struct ConsumerOptions<'a> {
+    pub group: &'a str,
+    /// `group.instance.id`: static membership.
+    pub instance_id: Option<&'a str>,
+    pub session_timeout: Duration,
+    pub max_poll_interval: Duration,
+    /// Bytes fetched ahead for all partitions together. One fetch response may go over it.
+    pub queue_bytes: u64,
+    pub read_committed: bool,
+    /// Report [`Polled::EndOfPartition`]. Only a hint: with read_committed it comes at the last stable offset.
+    pub end_of_partition: bool,
+}
+
+impl<'a> ConsumerOptions<'a> {
+    pub fn new(group: &'a str) -> ConsumerOptions<'a> {
+        ConsumerOptions {
+            group,
+            instance_id: None,
+            session_timeout: Duration::from_secs(15),
+            max_poll_interval: Duration::from_secs(300),
+            queue_bytes: 8 << 20,
+            read_committed: true,
+            end_of_partition: false,
+        }
+    }
+
+    pub(super) fn settings(&self, connection: &Connection) -> Settings {
+        let mut settings = connection.settings();
+        settings
+            // The default waits a second before it fills a queue that was full.
+            .default("fetch.queue.backoff.ms", 2)
+            // Small queues stay in the processor's caches: twice the throughput of the defaults.
+            .default("queued.min.messages", 20_000)
+            .default("fetch.message.max.bytes", 1_000_000)
+            .default("fetch.wait.max.ms", 100)
+            .fixed("queued.max.messages.kbytes", (self.queue_bytes / 1024).clamp(1, 2_097_151))
+            .fixed("group.id", self.group)
+            .fixed("max.poll.interval.ms", millis(self.max_poll_interval))
+            .fixed("isolation.level", if self.read_committed { "read_committed" } else { "read_uncommitted" })
+            .fixed("enable.partition.eof", self.end_of_partition)
+            .fixed("enable.auto.commit", false)
+            .fixed("enable.auto.offset.store", false)
+            // Positions are given with each assignment; one outside the log must stop the job, not skip or repeat
+            // records.
+            .fixed("auto.offset.reset", "error");
+        if let Some(instance) = self.instance_id {
+            settings.fixed("group.instance.id", instance);
+        }
+        // Under the new protocol the broker decides these, and the client refuses them.
+        if settings.user("group.protocol") != Some("consumer") {
+            settings
+                .fixed("session.timeout.ms", millis(self.session_timeout))
+                // Members hear of a rebalance in the answer to a heartbeat, and a cooperative one takes two rounds.
+                .default("heartbeat.interval.ms", millis((self.session_timeout / 3).min(Duration::from_secs(1))))
+                .default("partition.assignment.strategy", "cooperative-sticky");
+        }
+        settings
+    }
+}
+
+/// What librdkafka holds for a queued message besides its bytes, roughly: the queue is bounded by count as well.
+const BYTES_A_MESSAGE: u64 = 256;
+
+/// What a producer is made with.
+#[derive(Clone, Debug)]
+pub struct ProducerOptions {
+    /// `None`: a plain idempotent producer, for at-least-once.
+    pub transactional_id: Option<String>,
+    /// The broker aborts a transaction that is open for longer.
+    pub transaction_timeout: Duration,
+    /// Bytes of values that may wait to be acknowledged; beyond, producing answers that the queue is full.
+    pub queue_bytes: u64,
+}
+
+impl ProducerOptions {
+    pub(super) fn settings(&self, connection: &Connection, targets: &[Target]) -> Settings {
+        let mut settings = connection.settings();
+        let limits = || targets.iter().map(|t| t.max_message_bytes);
+        // The client's own limit must not be the tighter one; sizes are checked against the topics before.
+        let largest = limits().max().unwrap_or(0).clamp(1_000_000, 1_000_000_000);
+        // A topic's limit counts whole batches, so a batch has to fit into the smallest.
+        let batch = limits().min().unwrap_or(1_000_000).saturating_sub(512).clamp(1, 1_000_000);
+        // A queue smaller than one message would be full for ever.
+        let queue_bytes = self.queue_bytes.max(largest as u64 + 1024);
+        settings
+            .default("compression.type", "lz4")
+            // Flushing overrides it: the tail of a batch does not wait.
+            .default("linger.ms", 5)
+            // CONCURRENT_TRANSACTIONS and moving coordinators are asked again after this; the default is 100.
+            .default("retry.backoff.ms", 2)
+            .default("retry.backoff.max.ms", 500)
+            .default("message.max.bytes", largest)
+            .default("batch.size", batch)
+            .fixed("queue.buffering.max.kbytes", queue_bytes.div_ceil(1024).min(2_147_483_647))
+            .fixed("queue.buffering.max.messages", (queue_bytes / BYTES_A_MESSAGE).clamp(1000, 10_000_000))
+            .fixed("delivery.report.only.error", true)
+            .fixed("enable.idempotence", true)
+            .fixed("acks", "all");
+        if let Some(id) = &self.transactional_id {
+            settings.fixed("transactional.id", id).fixed("transaction.timeout.ms", millis(self.transaction_timeout));
+        }
+        settings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(max_message_bytes: usize) -> Target {
+        Target {
+            topic: "t".into(),
+            partitions: 1,
+            max_message_bytes,
+            compacted: false,
+            timestamp_before_max_ms: i64::MAX,
+            timestamp_after_max_ms: i64::MAX,
+        }
+    }
+
+    #[test]
+    fn limits_follow_the_targets() {
+        let options = ProducerOptions {
+            transactional_id: Some("id".into()),
+            transaction_timeout: Duration::from_secs(10),
+            queue_bytes: 4 << 20,
+        };
+        let targets = [target(20_000), target(8_000_000)];
+        let native = options.settings(&Connection::new("localhost:1", "c"), &targets).build().unwrap();
+        let get = |name| native.get(name).unwrap();
+        assert_eq!(get("message.max.bytes"), "8000000");
+        assert_eq!(get("batch.size"), "19488");
+        assert_eq!(get("queue.buffering.max.kbytes"), "7814");
+        assert_eq!(get("transaction.timeout.ms"), "10000");
+    }
+
+    #[test]
+    fn the_new_group_protocol_gets_none_of_the_old_ones_settings() {
+        let options = ConsumerOptions::new("g");
+        let mut connection = Connection::new("localhost:1", "c");
+        let strategy = |connection: &Connection| {
+            let native = options.settings(connection).build().unwrap();
+            (native.get("partition.assignment.strategy").unwrap(), native.get("session.timeout.ms").unwrap())
+        };
+        assert_eq!(strategy(&connection), ("cooperative-sticky".into(), "15000".into()));
+        connection.properties.insert("partition.assignment.strategy".into(), "range".into());
+        assert_eq!(strategy(&connection).0, "range");
+        connection.properties.clear();
+        connection.properties.insert("group.protocol".into(), "consumer".into());
+        // librdkafka's defaults.
+        assert_eq!(strategy(&connection), ("range,roundrobin".into(), "45000".into()));
+    }
+}
