@@ -30,8 +30,8 @@ pub type Cell<'a> = Option<Cow<'a, [u8]>>;
 pub struct Row<'a> {
     pub version: i64,
     pub deleted: bool,
-    /// By column name: in the order of the columns that the mapper was given, else key, members, expressions. The columns
-    /// of version and deletion have a cell, too; key columns are never null.
+    /// By column name: in the order of the columns that the mapper was given, else key, members, expressions. The
+    /// columns of version and deletion have a cell, too; key columns are never null.
     pub cells: Vec<(Cow<'a, str>, Cell<'a>)>,
 }
 
@@ -79,8 +79,8 @@ fn fault<T>(reason: &'static str, message: impl Into<String>) -> Result<T, Stop>
 }
 
 impl RowMapper {
-    /// A mapper for the sink `node`. `formats` are those of the topics it reads. `columns` are the table's; without them
-    /// (no database at hand) every member is a column.
+    /// A mapper for the sink `node`. `formats` are those of the topics it reads. `columns` are the table's; without
+    /// them (no database at hand) every member is a column.
     pub fn new(
         node: &str,
         sink: &PostgresSink,

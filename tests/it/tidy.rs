@@ -8,7 +8,13 @@ const LONGEST_LINE: usize = 120;
 
 /// The modules of each layer, the lowest first. A module names its own layer and those before it.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("pure", &["record", "chunk", "reject", "error", "ids", "clock", "topology", "expr", "operator", "commit"]),
+    (
+        "pure",
+        &[
+            "record", "chunk", "reject", "error", "ids", "clock", "decimal", "json", "topology", "expr", "operator",
+            "commit",
+        ],
+    ),
     ("edge", &["kafka", "store", "sink", "dlq", "inspect"]),
     ("run", &["runtime", "observe", "testing", "cluster"]),
     ("shell", &["cli"]),

@@ -85,8 +85,8 @@ impl Writer {
     }
 
     /// Waits up to `timeout` for the answer to the oldest batch. Outages are not answered but waited out (and shown in
-    /// [`status`](Writer::status)). After a failure the writer is done: nothing of that batch is committed, nor of later
-    /// ones.
+    /// [`status`](Writer::status)). After a failure the writer is done: nothing of that batch is committed, nor of
+    /// later ones.
     pub fn poll(&mut self, timeout: Duration) -> Option<Result<Applied, Failure>> {
         match self.answers.recv_timeout(timeout) {
             Ok(answer) => {
