@@ -83,6 +83,12 @@ impl Body {
         }
     }
 
+    /// Makes ready for a value that takes the place of another record's.
+    pub(crate) fn inherit(&mut self, other: &Body) {
+        self.format = other.format;
+        self.assigned = None;
+    }
+
     /// Makes `value` the value, as an element of a `flat_map` or an assignment to `.` does.
     ///
     /// # Errors

@@ -55,6 +55,13 @@ impl Default for Runtime {
     }
 }
 
+impl Clone for Runtime {
+    fn clone(&self) -> Runtime {
+        // Variables do not outlive a run.
+        Runtime { state: RuntimeState::default(), timezone: self.timezone }
+    }
+}
+
 impl Program {
     /// The expression as written.
     pub fn source(&self) -> &str {

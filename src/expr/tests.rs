@@ -316,7 +316,7 @@ fn errors_point_at_their_place_and_say_what_to_do() {
     assert_eq!(
         errors(".a = 1", Role::Value),
         [(
-            ".a ".into(),
+            ".a".into(),
             "mutation of read-only value [this expression only reads; a `remap` transform changes records]".into()
         )]
     );

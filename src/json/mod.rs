@@ -148,6 +148,12 @@ impl JsonBody {
         self.find(name).map(|at| self.text_of(&self.members[at]))
     }
 
+    /// The JSON text of a member that nobody wrote; empty for one that was written.
+    pub(crate) fn kept(&self, name: &str) -> Option<&[u8]> {
+        let member = &self.members[self.find(name)?];
+        Some(if member.state == State::Kept { &self.text[range(&member.value)] } else { b"" })
+    }
+
     /// Names and JSON texts of the members, in order.
     pub fn members(&self) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, [u8]>)> {
         self.live().map(|m| (m.name.unescaped(&self.text), self.text_of(m)))

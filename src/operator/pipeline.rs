@@ -1,0 +1,312 @@
+//! A Kafka stage at work on one worker: from an input to its outputs, or to its dead letter.
+
+use std::collections::HashMap;
+
+use uuid::Uuid;
+
+use crate::chunk::{Chunk, Target, TargetId};
+use crate::clock::Clock;
+use crate::error::Failure;
+use crate::expr::{Fault, Runtime};
+use crate::record::Input;
+use crate::reject::{Reject, dead_letter};
+use crate::topology::plan::{Plan, StageKind};
+use crate::topology::spec::{KafkaSink, Node, NodeId, NodeKind, OnError, Topology};
+
+use super::filter::Filter;
+use super::flat_map::FlatMap;
+use super::rekey::Rekey;
+use super::remap::Remap;
+use super::route::Route;
+use super::sink::Sink;
+use super::source::{Event, Source, Topic};
+use super::steps::{Operator, Run, Step};
+use super::{Counts, Pool, Slot};
+
+/// What a stage runs in.
+#[derive(Clone, Debug)]
+pub struct Environment {
+    /// The topics that the stage writes: those of its sinks (found by name) and the dead letters.
+    pub targets: Vec<Target>,
+    /// The broker's ids of the source topics, by name.
+    pub topic_ids: HashMap<String, Uuid>,
+    /// Which of `targets` takes the dead letters.
+    pub dead_letters: TargetId,
+    pub clock: Clock,
+}
+
+/// What became of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It went through; `outputs` of it are in the chunk, perhaps none.
+    Processed { outputs: u32 },
+    /// Its dead letter is in the chunk, and nothing else of it.
+    Rejected { node: NodeId, reason: &'static str },
+    /// It failed under `on_error = "skip"`: nothing of it is in the chunk.
+    Skipped { node: NodeId, reason: &'static str },
+}
+
+/// A record failed under `on_error = "stop"`. Nothing of it is in the chunk.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{topic}-{partition} at offset {offset}: {node}: {message} ({reason}); on_error is \"stop\"")]
+pub struct Stop {
+    pub node: String,
+    pub reason: &'static str,
+    pub message: String,
+    pub topic: String,
+    pub partition: i32,
+    pub offset: i64,
+}
+
+/// The operators of a Kafka stage with their state between records.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    topology: String,
+    names: Vec<(String, OnError)>,
+    sources: Vec<(NodeId, Source, Vec<usize>)>,
+    steps: Vec<Step>,
+    dead_letters: (TargetId, Target),
+    runtime: Runtime,
+    pool: Pool,
+    queues: Vec<Vec<Slot>>,
+    scratch: Vec<u8>,
+    counts: Counts,
+}
+
+impl Pipeline {
+    /// Sets up the Kafka stage of a plan.
+    ///
+    /// # Errors
+    /// Refused: the plan has no Kafka stage, or a topic is missing from the environment.
+    pub fn new(plan: &Plan, environment: Environment) -> Result<Pipeline, Failure> {
+        let topology = &*plan.topology;
+        let stage = plan.stages.iter().find_map(|stage| match &stage.kind {
+            StageKind::Kafka { sources, nodes } => Some((sources, nodes)),
+            StageKind::Postgres { .. } => None,
+        });
+        let Some((sources, nodes)) = stage else {
+            return Err(Failure::refused(format!("{}: the topology has no Kafka stage", topology.file)));
+        };
+        let dead_letters = environment.targets.get(environment.dead_letters.0 as usize).cloned();
+        let dead_letters = dead_letters.ok_or_else(|| Failure::refused("the topic of the dead letters is unknown"))?;
+        let steps = nodes.iter().map(|id| step(topology, *id, nodes, &environment)).collect::<Result<Vec<_>, _>>()?;
+        let sources = sources
+            .iter()
+            .map(|id| Ok((*id, source(topology, *id, &environment)?, takers(topology, *id, 0, nodes))))
+            .collect::<Result<Vec<_>, Failure>>()?;
+        Ok(Pipeline {
+            topology: topology.name.clone(),
+            names: topology.nodes.iter().map(|node| (node.name.clone(), node.on_error)).collect(),
+            queues: vec![Vec::new(); steps.len()],
+            counts: Counts::new(topology.nodes.len()),
+            dead_letters: (environment.dead_letters, dead_letters),
+            runtime: Runtime::default(),
+            pool: Pool::default(),
+            scratch: Vec::new(),
+            sources,
+            steps,
+        })
+    }
+
+    /// Runs one record of a source through the whole stage. Afterwards `chunk` holds all its outputs besides what was in it,
+    /// or only its dead letter. Outputs come in the order of the plan's nodes.
+    ///
+    /// # Errors
+    /// The record failed under `on_error = "stop"`.
+    pub fn process(&mut self, source: NodeId, input: &Input<'_>, chunk: &mut Chunk) -> Result<Outcome, Stop> {
+        let mark = chunk.mark();
+        let mut event = Event::default();
+        match self.run(source, input, &mut event, chunk) {
+            Ok(outputs) => {
+                self.counts.keep();
+                self.pool.reset();
+                Ok(Outcome::Processed { outputs })
+            }
+            Err((node, fault)) => {
+                chunk.rewind(mark);
+                self.queues.iter_mut().for_each(Vec::clear);
+                self.pool.reset();
+                self.fail(node, fault, &event, input, chunk)
+            }
+        }
+    }
+
+    /// Rejects a record for a reason that was found outside, such as a refusal by the broker: as `on_error` of the named node
+    /// says. Outputs that it has in the chunk are the caller's to withdraw.
+    ///
+    /// # Errors
+    /// As [`Pipeline::process`].
+    pub fn reject(
+        &mut self,
+        source: NodeId,
+        input: &Input<'_>,
+        reject: Reject,
+        chunk: &mut Chunk,
+    ) -> Result<Outcome, Stop> {
+        let mut event = Event::default();
+        // Its errors are not those that the record is rejected for; the id is all that counts here.
+        let _ = self.take_in(source, input, &mut event);
+        self.pool.reset();
+        let node = self.names.iter().position(|(name, _)| *name == reject.node).map_or(source, NodeId);
+        self.fail(node, Fault::new(reject.reason, reject.message), &event, input, chunk)
+    }
+
+    /// What happened so far, by node.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    fn run(
+        &mut self,
+        source: NodeId,
+        input: &Input<'_>,
+        event: &mut Event,
+        chunk: &mut Chunk,
+    ) -> Result<u32, (NodeId, Fault)> {
+        self.counts.open(source).input += 1;
+        let slot = self.take_in(source, input, event).map_err(|fault| (source, fault))?;
+        let Some((slot, from)) = slot else {
+            self.counts.open(source).dropped += 1;
+            return Ok(0);
+        };
+        self.counts.open(source).output += 1;
+        let Pipeline { sources, steps, runtime, pool, queues, scratch, counts, .. } = self;
+        let mut run = Run { input, event, runtime, pool, counts, chunk, queues, scratch, outputs: 0 };
+        run.emit(slot, &sources[from].2);
+        run.steps(steps)?;
+        Ok(run.outputs)
+    }
+
+    /// Decodes a record; `None` if an expression of the source aborted.
+    fn take_in(
+        &mut self,
+        source: NodeId,
+        input: &Input<'_>,
+        event: &mut Event,
+    ) -> Result<Option<(Slot, usize)>, Fault> {
+        let from = self.sources.iter().position(|(id, ..)| *id == source);
+        let Some(from) = from else {
+            return Err(Fault::new(
+                "undecodable",
+                format!("no source of this stage reads the topic `{}`", input.topic),
+            ));
+        };
+        let slot = self.pool.take();
+        let taken = self.sources[from].1.take(input, self.pool.get_mut(slot), &mut self.runtime, event)?;
+        Ok(taken.then_some((slot, from)))
+    }
+
+    fn fail(
+        &mut self,
+        node: NodeId,
+        fault: Fault,
+        event: &Event,
+        input: &Input<'_>,
+        chunk: &mut Chunk,
+    ) -> Result<Outcome, Stop> {
+        let Fault { reason, message } = fault;
+        let (name, on_error) = &self.names[node.0];
+        match on_error {
+            OnError::Reject => {
+                let reject = Reject { node: name.clone(), reason, message };
+                let mut buffer = [0; 36];
+                let id = event.id.map(|id| id.text(&mut buffer));
+                let (target_id, target) = &self.dead_letters;
+                dead_letter(chunk, *target_id, target, &self.topology, id, input, &reject);
+                self.counts.rejected(node, reason);
+                Ok(Outcome::Rejected { node, reason })
+            }
+            OnError::Skip => {
+                self.counts.skipped(node);
+                Ok(Outcome::Skipped { node, reason })
+            }
+            OnError::Stop => {
+                self.counts.stopped();
+                Err(Stop {
+                    node: name.clone(),
+                    reason,
+                    message,
+                    topic: input.topic.to_owned(),
+                    partition: input.partition,
+                    offset: input.offset.0,
+                })
+            }
+        }
+    }
+}
+
+/// The places in `nodes` of those that take from an output.
+fn takers(topology: &Topology, from: NodeId, output: usize, nodes: &[NodeId]) -> Vec<usize> {
+    let takes = |node: &Node| node.inputs.iter().any(|port| port.node == from && port.output == output);
+    (0..nodes.len()).filter(|i| takes(&topology.nodes[nodes[*i].0])).collect()
+}
+
+fn source(topology: &Topology, id: NodeId, environment: &Environment) -> Result<Source, Failure> {
+    let Node { name, kind, .. } = &topology.nodes[id.0];
+    let NodeKind::Source(source) = kind else {
+        return Err(Failure::refused(format!("`{name}` is planned as a source, but is none")));
+    };
+    let written: Vec<&str> = topology
+        .nodes
+        .iter()
+        .filter_map(|node| match &node.kind {
+            NodeKind::KafkaSink(sink) => Some(sink.topic.as_str()),
+            _ => None,
+        })
+        .collect();
+    let topic = |topic: &String| {
+        let id = environment.topic_ids.get(topic).copied();
+        let id =
+            id.ok_or_else(|| Failure::refused(format!("source `{name}`: the id of the topic `{topic}` is unknown")))?;
+        Ok(Topic { name: topic.clone(), id, own: written.contains(&topic.as_str()) })
+    };
+    let topics = source.topics.iter().map(topic).collect::<Result<Vec<_>, Failure>>()?;
+    Ok(Source::new(name, source, topics))
+}
+
+fn step(topology: &Topology, id: NodeId, nodes: &[NodeId], environment: &Environment) -> Result<Step, Failure> {
+    let node = &topology.nodes[id.0];
+    let operator = match &node.kind {
+        NodeKind::Filter { condition, tombstones } => {
+            Operator::Filter(Filter { condition: condition.clone(), tombstones: *tombstones })
+        }
+        NodeKind::Remap { source, tombstones } => {
+            Operator::Remap(Remap { source: source.clone(), tombstones: *tombstones })
+        }
+        NodeKind::Route { routes, tombstones } => {
+            let conditions = routes.iter().map(|route| route.condition.clone()).collect();
+            Operator::Route(Route { conditions, tombstones: *tombstones })
+        }
+        NodeKind::FlatMap { source, tombstones } => {
+            Operator::FlatMap(FlatMap { source: source.clone(), tombstones: *tombstones })
+        }
+        NodeKind::Rekey { key } => Operator::Rekey(Rekey { key: key.clone() }),
+        NodeKind::KafkaSink(sink) => Operator::Sink(Box::new(kafka_sink(topology, node, sink, environment)?)),
+        NodeKind::Source(_) | NodeKind::PostgresSink(_) => {
+            return Err(Failure::refused(format!("`{}` cannot run in the Kafka stage", node.name)));
+        }
+    };
+    let outputs = if let Operator::Route(route) = &operator { route.conditions.len() + 1 } else { 1 };
+    let takers: Vec<Vec<usize>> = (0..outputs).map(|output| takers(topology, id, output, nodes)).collect();
+    let mut all_takers = takers.concat();
+    all_takers.sort_unstable();
+    all_takers.dedup();
+    Ok(Step { node: id, operator, takers, all_takers })
+}
+
+fn kafka_sink(topology: &Topology, node: &Node, sink: &KafkaSink, environment: &Environment) -> Result<Sink, Failure> {
+    let found = environment.targets.iter().position(|target| *target.topic == *sink.topic);
+    let Some(at) = found else {
+        return Err(Failure::refused(format!("sink `{}`: the topic `{}` is unknown", node.name, sink.topic)));
+    };
+    Ok(Sink {
+        topology: topology.name.clone(),
+        name: node.name.clone(),
+        key: sink.key.clone(),
+        id: TargetId(at as u32),
+        target: environment.targets[at].clone(),
+        now_ms: environment.clock.now_ms(),
+        clock: environment.clock.clone(),
+        buffer: Vec::new(),
+    })
+}
