@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use crate::decimal::Decimal;
 use crate::expr::{Body, Fault, Metadata, Program, Runtime, Value};
-use crate::ids::EventId;
+use crate::ids::{self, EventId};
 use crate::json;
 use crate::record::Input;
 use crate::reject::Reject;
@@ -110,7 +110,7 @@ impl RowMapper {
         let decoded = self.body.decode(format, input.value).map_err(Stop::Fault);
         // Apart from the rest of the mapper, which the row does not borrow.
         let RowMapper { node, sink, columns, body, runtime, .. } = self;
-        let id = input.headers.last("semel-event-id").flatten().and_then(|id| EventId::carried(node, id, None));
+        let id = input.headers.last(ids::HEADER).flatten().and_then(|id| EventId::carried(node, id, None));
         let metadata = Metadata::new(input, input.key, id);
         let mut record = Record { sink, body, metadata: &metadata, runtime };
         match decoded.and_then(|()| record.row(columns.as_deref(), input.key)) {

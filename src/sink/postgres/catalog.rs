@@ -75,9 +75,11 @@ impl Server {
         let sql = "SELECT current_setting('server_version_num')::int4, current_setting('server_version'), \
                    pg_is_in_recovery(), current_setting('synchronous_commit'), current_setting('fsync'), \
                    current_setting('server_encoding'), \
-                   EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'async' \
+                   EXISTS (SELECT FROM pg_stat_replication r WHERE (sync_state = 'async' \
                            OR current_setting('synchronous_standby_names') = '' \
-                           OR current_setting('synchronous_commit') = 'local')";
+                           OR current_setting('synchronous_commit') = 'local') \
+                           AND NOT EXISTS (SELECT FROM pg_replication_slots s \
+                                           WHERE s.active_pid = r.pid AND s.slot_type = 'logical'))";
         let row = &rows(connection, sql, &[]).await?[0];
         Ok(Server {
             version: row.get(0),

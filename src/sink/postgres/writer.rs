@@ -10,6 +10,8 @@ use tokio::sync::{mpsc, watch};
 use super::address::Address;
 use super::batch::Batch;
 use super::breaker::Breaker;
+use super::connect::Connection;
+use super::error::Error;
 use super::layout::Layout;
 use super::status::Status;
 use super::task::Task;
@@ -24,6 +26,16 @@ pub struct WriterConfig {
     /// `false` behind a pooler in transaction mode.
     pub prepared: bool,
     pub breaker: Arc<Breaker>,
+}
+
+impl WriterConfig {
+    pub(super) async fn connect(&self) -> Result<Connection, Error> {
+        Connection::open(&self.address, self.prepared).await.map_err(|error| match error {
+            // The same settings worked at the start: a certificate, a name that does not resolve will be mended.
+            Error::Client(message) => Error::Connection(message),
+            other => other,
+        })
+    }
 }
 
 /// What became of a batch: its rows are committed. Each record is counted once, in `rows`, `superseded`, `stale`,

@@ -161,6 +161,19 @@ fn a_table_that_goes_or_changes_stops_the_stage_without_a_reject() {
 }
 
 #[test]
+fn a_missing_partition_stops_the_stage_for_no_record_is_to_blame() {
+    let Some(db) = Database::new("partitions") else { return };
+    let mut target = db.target(&format!("{TABLE}) PARTITION BY RANGE (id"));
+    db.session.execute("CREATE TABLE t_a PARTITION OF t FOR VALUES FROM ('a') TO ('b')");
+    assert_eq!(target.write(&RECORDS[..1], 1).rows, 1);
+    target.writer.submit(target.batch(&RECORDS[..2]));
+    let failure = target.answer().unwrap_err();
+    assert_eq!(failure.exit, Exit::Stopped);
+    assert!(failure.message.contains("23514 no partition of relation \"t\" found for row"), "{failure}");
+    assert_eq!(db.table(), ["a|1|1"]);
+}
+
+#[test]
 fn too_many_rejects_stop_the_stage_before_anything_is_committed() {
     let Some(db) = Database::new("breaker") else { return };
     db.session.execute(&format!("CREATE TABLE t ({TABLE} CHECK (amount > 0))"));
