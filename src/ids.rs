@@ -65,6 +65,33 @@ impl EventId {
     }
 }
 
+/// What stands for a record's identity until somebody asks for it: hashing every record's place would be for nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Identity {
+    /// Not known, or not yet.
+    #[default]
+    Unknown,
+    Known(EventId),
+    /// The record's place: topic id, partition, offset.
+    Place(Uuid, i32, Offset),
+}
+
+impl Identity {
+    pub fn id(self) -> Option<EventId> {
+        match self {
+            Identity::Unknown => None,
+            Identity::Known(id) => Some(id),
+            Identity::Place(topic, partition, offset) => Some(EventId::at(topic, partition, offset)),
+        }
+    }
+}
+
+impl From<Option<EventId>> for Identity {
+    fn from(id: Option<EventId>) -> Identity {
+        id.map_or(Identity::Unknown, Identity::Known)
+    }
+}
+
 impl fmt::Display for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

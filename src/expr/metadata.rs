@@ -8,7 +8,7 @@ use vrl::path::OwnedSegment;
 use vrl::value::kind::{Collection, Field};
 use vrl::value::{Kind, ObjectMap, Value};
 
-use crate::ids::EventId;
+use crate::ids::Identity;
 use crate::record::Input;
 
 /// The names behind `%`.
@@ -19,16 +19,22 @@ pub(super) const NAMES: [&str; 7] = ["key", "topic", "partition", "offset", "tim
 pub struct Metadata<'a> {
     input: &'a Input<'a>,
     key: Option<&'a [u8]>,
-    event_id: Option<EventId>,
-    values: [OnceCell<Value>; NAMES.len()],
+    identity: Identity,
+    /// Boxed, since most expressions read none of it.
+    values: OnceCell<Box<Values>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Values {
+    each: [OnceCell<Value>; NAMES.len()],
     whole: OnceCell<Value>,
 }
 
 impl<'a> Metadata<'a> {
-    /// `key` is the record's key where the expression runs: a `rekey` may have changed it. `event_id` is none while it is
-    /// being made.
-    pub fn new(input: &'a Input<'a>, key: Option<&'a [u8]>, event_id: Option<EventId>) -> Metadata<'a> {
-        Metadata { input, key, event_id, values: Default::default(), whole: OnceCell::new() }
+    /// `key` is the record's key where the expression runs: a `rekey` may have changed it. The identity is unknown while it
+    /// is being made.
+    pub fn new(input: &'a Input<'a>, key: Option<&'a [u8]>, identity: impl Into<Identity>) -> Metadata<'a> {
+        Metadata { input, key, identity: identity.into(), values: OnceCell::new() }
     }
 
     pub(super) fn get(&self, path: &[OwnedSegment]) -> Option<&Value> {
@@ -38,15 +44,19 @@ impl<'a> Metadata<'a> {
         if rest.is_empty() { Some(value) } else { value.get(rest) }
     }
 
+    fn values(&self) -> &Values {
+        self.values.get_or_init(Box::default)
+    }
+
     fn whole(&self) -> &Value {
-        self.whole.get_or_init(|| {
+        self.values().whole.get_or_init(|| {
             let values = NAMES.iter().enumerate().map(|(i, name)| ((*name).into(), self.value(i).clone()));
             Value::Object(values.collect::<ObjectMap>())
         })
     }
 
     fn value(&self, name: usize) -> &Value {
-        self.values[name].get_or_init(|| match NAMES[name] {
+        self.values().each[name].get_or_init(|| match NAMES[name] {
             "key" => self.key.map_or(Value::Null, text),
             "topic" => Value::from(self.input.topic),
             "partition" => Value::from(i64::from(self.input.partition)),
@@ -55,7 +65,7 @@ impl<'a> Metadata<'a> {
                 self.input.timestamp.and_then(DateTime::from_timestamp_millis).map_or(Value::Null, Value::from)
             }
             "headers" => self.headers(),
-            _ => self.event_id.map_or(Value::Null, |id| Value::from(id.text(&mut [0; 36]) as &str)),
+            _ => self.identity.id().map_or(Value::Null, |id| Value::from(id.text(&mut [0; 36]) as &str)),
         })
     }
 

@@ -383,6 +383,11 @@ fn nested(rest: &[OwnedSegment], value: Value) -> Value {
     if rest.is_empty() { value } else { value.at_path(rest) }
 }
 
+/// Text that is UTF-8, because the scan said so.
+fn lossy(raw: &[u8]) -> Cow<'_, str> {
+    std::str::from_utf8(raw).map_or_else(|_| String::from_utf8_lossy(raw), Cow::Borrowed)
+}
+
 /// The text of a JSON string's inside. Input that no scan has seen is read as far as it makes sense.
 pub(crate) fn unescape(raw: &[u8]) -> String {
     let mut out: Vec<u8> = Vec::with_capacity(raw.len());

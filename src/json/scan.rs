@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::{JsonError, MAX_DEPTH, Member, unescape};
+use super::{JsonError, MAX_DEPTH, Member, lossy, unescape};
 
 /// A member's name: its place in the text (without the quotes) and what makes comparing cheap.
 #[derive(Clone, Debug)]
@@ -31,18 +31,20 @@ impl Name {
     /// The name as a program knows it.
     pub(super) fn unescaped<'a>(&self, text: &'a [u8]) -> Cow<'a, str> {
         let raw = &text[range(&self.span)];
-        if self.escaped { Cow::Owned(unescape(raw)) } else { String::from_utf8_lossy(raw) }
+        if self.escaped { Cow::Owned(unescape(raw)) } else { lossy(raw) }
     }
 
+    #[inline]
     pub(super) fn is(&self, text: &[u8], name: &str, signature: u64) -> bool {
-        self.signature == signature
-            && if self.escaped {
-                unescape(&text[range(&self.span)]) == name
-            } else {
-                &text[range(&self.span)] == name.as_bytes()
-            }
+        self.signature == signature && self.reads(text, name)
     }
 
+    fn reads(&self, text: &[u8], name: &str) -> bool {
+        let raw = &text[range(&self.span)];
+        if self.escaped { unescape(raw) == name } else { raw == name.as_bytes() }
+    }
+
+    #[inline]
     fn same(&self, other: &Name, text: &[u8]) -> bool {
         self.signature == other.signature && self.unescaped(text) == other.unescaped(text)
     }
@@ -204,6 +206,7 @@ fn duplicate(name: &Name, text: &[u8]) -> JsonError {
 }
 
 impl Scanner<'_> {
+    #[inline]
     fn peek(&self) -> Option<u8> {
         self.text.get(self.at).copied()
     }
@@ -215,6 +218,7 @@ impl Scanner<'_> {
         JsonError::at(self.at, message)
     }
 
+    #[inline]
     fn space(&mut self) {
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
             self.at += 1;

@@ -6,7 +6,7 @@ use vrl::path::OwnedSegment;
 use vrl::value::{KeyString, ObjectMap, Value};
 
 use super::number::{self, Number};
-use super::{MAX_DEPTH, unescape};
+use super::{MAX_DEPTH, lossy, unescape};
 
 /// A value read from valid JSON text.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl Reader<'_> {
             b'"' => {
                 let (raw, escaped) = self.string();
                 let raw = &self.text[raw];
-                if escaped { Value::from(unescape(raw)) } else { Value::from(&*String::from_utf8_lossy(raw)) }
+                if escaped { Value::from(unescape(raw)) } else { Value::from(&*lossy(raw)) }
             }
             b'{' => self.object(),
             b'[' => self.array(),
@@ -120,11 +120,7 @@ impl Reader<'_> {
                 b'"' => {
                     let (raw, escaped) = self.string();
                     let raw = &self.text[raw];
-                    let name = if escaped {
-                        KeyString::from(unescape(raw))
-                    } else {
-                        KeyString::from(String::from_utf8_lossy(raw))
-                    };
+                    let name = if escaped { KeyString::from(unescape(raw)) } else { KeyString::from(lossy(raw)) };
                     self.space();
                     self.at += 1;
                     let value = self.value();

@@ -210,7 +210,7 @@ impl Pipeline {
             OnError::Reject => {
                 let reject = Reject { node: name.clone(), reason, message };
                 let mut buffer = [0; 36];
-                let id = event.id.map(|id| id.text(&mut buffer));
+                let id = event.identity.id().map(|id| id.text(&mut buffer));
                 let (target_id, target) = &self.dead_letters;
                 dead_letter(chunk, *target_id, target, &self.topology, id, input, &reject);
                 self.counts.rejected(node, reason);

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use crate::decimal::Decimal;
 use crate::expr::{Body, Fault, Metadata, Program, Runtime, Value};
-use crate::ids::EventId;
+use crate::ids::{self, EventId};
 use crate::json;
 use crate::record::Input;
 use crate::reject::Reject;
@@ -30,8 +30,8 @@ pub type Cell<'a> = Option<Cow<'a, [u8]>>;
 pub struct Row<'a> {
     pub version: i64,
     pub deleted: bool,
-    /// By column name: in the order of the columns that the mapper was given, else key, members, expressions. The columns
-    /// of version and deletion have a cell, too; key columns are never null.
+    /// By column name: in the order of the columns that the mapper was given, else key, members, expressions. The
+    /// columns of version and deletion have a cell, too; key columns are never null.
     pub cells: Vec<(Cow<'a, str>, Cell<'a>)>,
 }
 
@@ -79,8 +79,8 @@ fn fault<T>(reason: &'static str, message: impl Into<String>) -> Result<T, Stop>
 }
 
 impl RowMapper {
-    /// A mapper for the sink `node`. `formats` are those of the topics it reads. `columns` are the table's; without them
-    /// (no database at hand) every member is a column.
+    /// A mapper for the sink `node`. `formats` are those of the topics it reads. `columns` are the table's; without
+    /// them (no database at hand) every member is a column.
     pub fn new(
         node: &str,
         sink: &PostgresSink,
@@ -110,7 +110,7 @@ impl RowMapper {
         let decoded = self.body.decode(format, input.value).map_err(Stop::Fault);
         // Apart from the rest of the mapper, which the row does not borrow.
         let RowMapper { node, sink, columns, body, runtime, .. } = self;
-        let id = input.headers.last("semel-event-id").flatten().and_then(|id| EventId::carried(node, id, None));
+        let id = input.headers.last(ids::HEADER).flatten().and_then(|id| EventId::carried(node, id, None));
         let metadata = Metadata::new(input, input.key, id);
         let mut record = Record { sink, body, metadata: &metadata, runtime };
         match decoded.and_then(|()| record.row(columns.as_deref(), input.key)) {

@@ -59,7 +59,7 @@ impl Sink {
         let key = match &self.key {
             None => record.key(input),
             Some(program) => {
-                let metadata = Metadata::new(input, record.key(input), event.id);
+                let metadata = Metadata::new(input, record.key(input), event.identity);
                 match key::make(program, record, runtime, &metadata, buffer)? {
                     Made::Key => Some(&buffer[..]),
                     Made::Null => None,
@@ -75,7 +75,8 @@ impl Sink {
 
         let mut out = chunk.push(self.id);
         out.partition(partition(key, input.partition, self.target.partitions)).timestamp(timestamp).key(key);
-        let own = event.id.filter(|_| event.tell).map(|id| id.derived(&self.topology, &self.name, index));
+        let id = if event.tell { event.identity.id() } else { None };
+        let own = id.map(|id| id.derived(&self.topology, &self.name, index));
         let headers = write_headers(&mut out, input, own);
         let before = out.size();
         if !record.body.is_null() {

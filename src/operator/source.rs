@@ -5,7 +5,7 @@ use uuid::Uuid;
 use chrono::DateTime;
 
 use crate::expr::{Fault, Metadata, Program, Runtime, Value};
-use crate::ids::{self, EventId};
+use crate::ids::{self, EventId, Identity};
 use crate::record::Input;
 use crate::topology::spec::{self, Format};
 
@@ -33,7 +33,7 @@ pub(super) struct Topic {
 /// What is known of the event that a record carries.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Event {
-    pub(super) id: Option<EventId>,
+    pub(super) identity: Identity,
     /// The declared time, in milliseconds since the epoch.
     pub(super) time_ms: Option<i64>,
     /// Outputs carry an id in their headers.
@@ -64,69 +64,63 @@ impl Source {
         event: &mut Event,
     ) -> Result<bool, Fault> {
         let carried = input.headers.last(ids::HEADER).flatten();
-        *event = Event { id: None, time_ms: None, tell: self.event_id.is_some() };
+        *event = Event { identity: Identity::Unknown, time_ms: None, tell: self.event_id.is_some() };
         record.start();
         if let Err(fault) = record.body.decode(self.format, input.value) {
-            event.id = self.without_value(input, carried, event);
+            // Only a declared id needs the value that nobody could read.
+            let place = if self.event_id.is_none() { self.place(input) } else { Identity::Unknown };
+            event.identity = self.carried(carried, event).unwrap_or(place);
             return Err(fault);
         }
         let metadata = Metadata::new(input, input.key, None);
-        if let Some(program) = self.event_time.as_ref().filter(|p| !record.body.is_null() || !p.uses().value) {
+        let readable = |program: &&Program| !record.body.is_null() || !program.uses().value;
+        if let Some(program) = self.event_time.as_ref().filter(readable) {
             match scalar(program, record, runtime, &metadata)? {
                 None => return Ok(false),
                 Some(time) => event.time_ms = Some(time_ms(time)?),
             }
         }
-        if self.own(input) {
-            event.id = self.carried(carried, event);
-        }
-        if event.id.is_none()
-            && let Some(program) = self.event_id.as_ref().filter(|p| !record.body.is_null() || !p.uses().value)
-        {
+        let own = self.topic(input).is_some_and(|topic| topic.own);
+        if own && let Some(identity) = self.carried(carried, event) {
+            event.identity = identity;
+        } else if let Some(program) = self.event_id.as_ref().filter(readable) {
             match scalar(program, record, runtime, &metadata)? {
                 None => return Ok(false),
-                Some(id) => event.id = Some(EventId::declared(&self.name, &id_text(id)?, event.time_ms)),
+                Some(id) => event.identity = Identity::Known(self.declared(&id, event.time_ms)?),
             }
-        }
-        if event.id.is_none() {
-            event.id = self.carried(carried, event).or_else(|| self.coordinates(input));
+        } else {
+            event.identity = self.carried(carried, event).unwrap_or_else(|| self.place(input));
         }
         Ok(true)
     }
 
-    /// The id of a record whose value nobody could read: only a declared id needs the value.
-    fn without_value(&self, input: &Input<'_>, carried: Option<&[u8]>, event: &mut Event) -> Option<EventId> {
-        self.carried(carried, event).or_else(|| if self.event_id.is_none() { self.coordinates(input) } else { None })
-    }
-
-    fn carried(&self, value: Option<&[u8]>, event: &mut Event) -> Option<EventId> {
+    fn carried(&self, value: Option<&[u8]>, event: &mut Event) -> Option<Identity> {
         let id = EventId::carried(&self.name, value?, event.time_ms)?;
         event.tell = true;
-        Some(id)
+        Some(Identity::Known(id))
+    }
+
+    fn declared(&self, id: &Scalar<'_>, time_ms: Option<i64>) -> Result<EventId, Fault> {
+        let text = match id {
+            Scalar::Text(bytes) | Scalar::Integer(bytes) => {
+                std::str::from_utf8(bytes).ok().filter(|text| !text.is_empty())
+            }
+            _ => None,
+        };
+        let declared = text.map(|text| EventId::declared(&self.name, text, time_ms));
+        declared.ok_or_else(|| {
+            let found = if matches!(id, Scalar::Text(_)) { "empty or not UTF-8" } else { id.described() };
+            Fault::new("event-id", format!("the event id must be a string or an integer, it is {found}"))
+        })
     }
 
     fn topic(&self, input: &Input<'_>) -> Option<&Topic> {
         self.topics.iter().find(|topic| topic.name == input.topic)
     }
 
-    fn own(&self, input: &Input<'_>) -> bool {
-        self.topic(input).is_some_and(|topic| topic.own)
+    fn place(&self, input: &Input<'_>) -> Identity {
+        self.topic(input).map_or(Identity::Unknown, |topic| Identity::Place(topic.id, input.partition, input.offset))
     }
-
-    fn coordinates(&self, input: &Input<'_>) -> Option<EventId> {
-        self.topic(input).map(|topic| EventId::at(topic.id, input.partition, input.offset))
-    }
-}
-
-fn id_text(id: Scalar<'_>) -> Result<String, Fault> {
-    let text = match &id {
-        Scalar::Text(bytes) | Scalar::Integer(bytes) => std::str::from_utf8(bytes).ok().filter(|text| !text.is_empty()),
-        _ => None,
-    };
-    text.map(str::to_owned).ok_or_else(|| {
-        let found = if matches!(id, Scalar::Text(_)) { "empty or not UTF-8" } else { id.described() };
-        Fault::new("event-id", format!("the event id must be a string or an integer, it is {found}"))
-    })
 }
 
 /// An RFC 3339 string, integer milliseconds since the epoch, or a timestamp of VRL.

@@ -86,20 +86,20 @@ impl Run<'_, '_> {
         match operator {
             Operator::Filter(filter) => {
                 let record = self.pool.get(slot);
-                let metadata = Metadata::new(self.input, record.key(self.input), self.event.id);
+                let metadata = Metadata::new(self.input, record.key(self.input), self.event.identity);
                 let keeps = filter.keeps(record, self.runtime, &metadata)?;
                 self.pass(*node, slot, keeps.then_some(&takers[0]));
             }
             Operator::Remap(remap) => {
                 let slot = self.pool.own(slot);
                 let (body, key) = self.pool.get_mut(slot).parts(self.input);
-                let metadata = Metadata::new(self.input, key, self.event.id);
+                let metadata = Metadata::new(self.input, key, self.event.identity);
                 let kept = remap.apply(body, self.runtime, &metadata)?;
                 self.pass(*node, slot, kept.then_some(&takers[0]));
             }
             Operator::Route(route) => {
                 let record = self.pool.get(slot);
-                let metadata = Metadata::new(self.input, record.key(self.input), self.event.id);
+                let metadata = Metadata::new(self.input, record.key(self.input), self.event.identity);
                 let takers = match route.way(record, self.runtime, &metadata)? {
                     Way::Output(output) => Some(&takers[output]),
                     Way::Every => Some(&*all_takers),
@@ -110,7 +110,7 @@ impl Run<'_, '_> {
             Operator::FlatMap(flat_map) => {
                 let slot = self.pool.own(slot);
                 let (body, key) = self.pool.get_mut(slot).parts(self.input);
-                let metadata = Metadata::new(self.input, key, self.event.id);
+                let metadata = Metadata::new(self.input, key, self.event.identity);
                 match flat_map.expand(body, self.runtime, &metadata)? {
                     Expanded::Same => self.pass(*node, slot, Some(&takers[0])),
                     Expanded::Dropped => self.pass(*node, slot, None),
@@ -126,7 +126,7 @@ impl Run<'_, '_> {
             }
             Operator::Rekey(rekey) => {
                 let record = self.pool.get(slot);
-                let metadata = Metadata::new(self.input, record.key(self.input), self.event.id);
+                let metadata = Metadata::new(self.input, record.key(self.input), self.event.identity);
                 match rekey.key(record, self.runtime, &metadata, self.scratch)? {
                     Some(key) => {
                         let slot = self.pool.own(slot);

@@ -38,6 +38,9 @@ impl Batch {
     /// # Errors
     /// A value that does not fit its column, a null in the key or another required column, a key too long for an index,
     /// a version that its column cannot hold. Nothing of the row stays in the batch.
+    ///
+    /// # Panics
+    /// If the row was not mapped for the columns of this batch's layout.
     pub fn push(&mut self, row: &Row<'_>) -> Result<usize, Reject> {
         let mark = self.arena.mark();
         let index = self.len();
@@ -53,7 +56,8 @@ impl Batch {
 
     fn convert_row(&mut self, row: &Row<'_>, start: usize) -> Result<(), (&'static str, String)> {
         let Batch { layout, values, arena } = self;
-        debug_assert_eq!(row.cells.len(), layout.columns.len());
+        // Another number would shift the values of all rows behind it.
+        assert_eq!(row.cells.len(), layout.columns.len(), "a mapper for another table");
         for (at, (column, (_, cell))) in layout.columns.iter().zip(&row.cells).enumerate() {
             let key = layout.key.contains(&at);
             let value = if at == layout.version {

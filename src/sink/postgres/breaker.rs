@@ -37,7 +37,8 @@ impl Breaker {
             return Ok(());
         }
         Err(Failure::stopped(format!(
-            "sink {}: {counted} records rejected within a minute, and max_rejects_per_minute is {}; the last one: {last}",
+            "sink {}: {counted} records rejected within a minute, and max_rejects_per_minute is {}; the last one: \
+             {last}",
             self.node, self.limit
         )))
     }

@@ -21,6 +21,7 @@ pub struct Server {
     pub async_standby: bool,
 }
 
+/// A table, or what the user took for one.
 #[derive(Clone, Debug)]
 pub struct Table {
     pub schema: String,
@@ -39,6 +40,7 @@ pub struct Table {
     pub before_row: Vec<String>,
 }
 
+/// A column with what this session may do to it.
 #[derive(Clone, Debug)]
 pub struct CatalogColumn {
     pub name: String,
@@ -59,6 +61,7 @@ pub struct CatalogColumn {
     pub may_update: bool,
 }
 
+/// A unique index with its key columns in order.
 #[derive(Clone, Debug)]
 pub struct UniqueIndex {
     pub name: String,
@@ -72,8 +75,11 @@ impl Server {
         let sql = "SELECT current_setting('server_version_num')::int4, current_setting('server_version'), \
                    pg_is_in_recovery(), current_setting('synchronous_commit'), current_setting('fsync'), \
                    current_setting('server_encoding'), \
-                   EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'async' \
-                           OR current_setting('synchronous_standby_names') = '')";
+                   EXISTS (SELECT FROM pg_stat_replication r WHERE (sync_state = 'async' \
+                           OR current_setting('synchronous_standby_names') = '' \
+                           OR current_setting('synchronous_commit') = 'local') \
+                           AND NOT EXISTS (SELECT FROM pg_replication_slots s \
+                                           WHERE s.active_pid = r.pid AND s.slot_type = 'logical'))";
         let row = &rows(connection, sql, &[]).await?[0];
         Ok(Server {
             version: row.get(0),
@@ -91,7 +97,8 @@ impl Table {
     /// Reads `table` or `schema.table`, written exactly so; `None` where there is none.
     pub async fn read(connection: &Connection, table: &str) -> Result<Option<Table>, Error> {
         let quoted_name = table.split('.').map(quoted).collect::<Vec<_>>().join(".");
-        let sql = "SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence = 'u', EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid), \
+        let sql = "SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence = 'u', \
+                   EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid), \
                    row_security_active(c.oid) \
                    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)";
         let found = rows(connection, sql, &[(&quoted_name, Pg::TEXT)]).await?;
@@ -215,7 +222,8 @@ async fn unique_indexes(connection: &Connection, oid: u32) -> Result<Vec<UniqueI
                       i.indisvalid, i.indimmediate, i.indpred IS NOT NULL, i.indexprs IS NOT NULL, \
                       EXISTS (SELECT FROM unnest(i.indcollation::oid[]) c JOIN pg_collation co ON co.oid = c \
                               WHERE NOT co.collisdeterministic) \
-               FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = $1 AND i.indisunique ORDER BY i.indisprimary DESC, 1";
+               FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = $1 AND i.indisunique ORDER \
+               BY i.indisprimary DESC, 1";
     let found = rows(connection, sql, &[(&oid, Pg::OID)]).await?;
     let index = |row: &Row| {
         let unfit = match (row.get(2), row.get(3), row.get(4), row.get(5), row.get(6)) {

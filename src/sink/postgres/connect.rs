@@ -15,15 +15,20 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::address::{Address, CONNECT_TIMEOUT, Roots};
 use super::error::Error;
 
-/// Limits that the server keeps, in a session or (behind a pooler, where `SET` would leak to others) a transaction. A
-/// writer that was stopped in the middle must not hold its locks for longer than the last one.
-pub const LIMITS: [(&str, &str); 3] =
-    [("statement_timeout", "30s"), ("lock_timeout", "5s"), ("idle_in_transaction_session_timeout", "10s")];
+/// Settings of a session or (behind a pooler, where `SET` would leak to others) a transaction.
+pub const SETTINGS: [(&str, &str); 4] = [
+    ("statement_timeout", "30s"),
+    ("lock_timeout", "5s"),
+    // A writer that was stopped in the middle must not hold its locks for long.
+    ("idle_in_transaction_session_timeout", "10s"),
+    // A plan made while the table was small would read all of it when it has grown.
+    ("plan_cache_mode", "force_custom_plan"),
+];
 
 /// An open connection.
 pub struct Connection {
     pub(super) client: Client,
-    /// Whether statements are prepared once and limits set for the session.
+    /// Whether statements are prepared once and settings made for the session.
     pub(super) prepared: bool,
     /// A transaction may be open that nobody owns any more: roll it back before the next.
     pub(super) dirty: bool,
@@ -41,7 +46,7 @@ impl Connection {
         let (client, driver) = opened(address).await?;
         let connection = Connection { client, prepared, dirty: false, statements: Vec::new(), driver };
         if prepared {
-            let settings: String = LIMITS.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect();
+            let settings: String = SETTINGS.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect();
             connection.client.batch_execute(&settings).await.map_err(|e| placed(connection.error(&e), address))?;
         }
         Ok(connection)

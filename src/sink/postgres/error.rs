@@ -20,6 +20,7 @@ pub enum Error {
     Client(String),
 }
 
+/// What the server said.
 #[derive(Clone, Debug)]
 pub struct ServerError {
     pub class: Class,

@@ -18,6 +18,7 @@ pub struct Layout {
     pub deleted: Option<usize>,
 }
 
+/// A column that the sink writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
     pub name: String,

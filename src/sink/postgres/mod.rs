@@ -19,6 +19,7 @@ mod fold;
 mod jsonb;
 mod layout;
 mod preflight;
+mod problems;
 mod sql;
 mod status;
 mod task;

@@ -1,8 +1,6 @@
 //! The statements of the sink. Rows travel as one array a column, so that one text serves every batch size and no
 //! limit on parameters is near.
 
-use std::fmt::Write as _;
-
 use super::layout::{Layout, quoted};
 
 /// The statements of a layout. All take the same arrays, in the order of its columns.
@@ -26,12 +24,12 @@ impl Statements {
             let columns = layout.key.iter().map(|&k| format!("{table}.{} = {}", names[k], values[k]));
             columns.collect::<Vec<_>>().join(" AND ")
         };
+        let (rows, ordered) = (unnest(layout, false), unnest(layout, true));
         let insert = format!(
-            "INSERT INTO {} AS semel_t ({}) SELECT {} FROM {}",
+            "INSERT INTO {} AS semel_t ({}) SELECT {} FROM ",
             layout.quoted_table,
             names.join(", "),
             values.join(", "),
-            unnest(layout),
         );
         let conflict = format!(
             " ON CONFLICT ({}) DO UPDATE SET {} WHERE semel_t.{version} < excluded.{version}",
@@ -46,30 +44,32 @@ impl Statements {
             values[layout.version],
         );
         let ties = format!(
-            "SELECT count(*) FROM {} JOIN {} semel_t ON {} WHERE semel_t.{version} = {} AND ({})",
-            unnest(layout),
+            "SELECT count(*) FROM {rows} JOIN {} semel_t ON {} WHERE semel_t.{version} = {} AND ({})",
             layout.quoted_table,
             key_matches("semel_t"),
             values[layout.version],
             differences(layout, &names, &values),
         );
-        Statements { upsert: format!("{insert}{conflict}"), replay: format!("{insert}{prefilter}{conflict}"), ties }
+        Statements {
+            upsert: format!("{insert}{rows}{conflict}"),
+            replay: format!("{insert}{ordered}{prefilter}{conflict}"),
+            ties,
+        }
     }
 }
 
-/// `unnest($1::text[], …) WITH ORDINALITY AS semel_u(c0, …, ord)`.
-fn unnest(layout: &Layout) -> String {
-    let mut arrays = String::new();
-    let mut columns = String::new();
+/// `unnest($1::text[], …) AS semel_u(c0, …)`; `ordered` numbers the rows in another column `ord`.
+fn unnest(layout: &Layout, ordered: bool) -> String {
+    let (mut arrays, mut columns) = (Vec::new(), Vec::new());
     for (at, column) in layout.columns.iter().enumerate() {
         let array = column.ty.array();
         // The name of an array type in the catalog is its element's with an underscore in front.
-        let element = array.name().trim_start_matches('_');
-        let comma = if at == 0 { "" } else { ", " };
-        let _ = write!(arrays, "{comma}${}::{element}[]", at + 1);
-        let _ = write!(columns, "c{at}, ");
+        arrays.push(format!("${}::{}[]", at + 1, array.name().trim_start_matches('_')));
+        columns.push(format!("c{at}"));
     }
-    format!("unnest({arrays}) WITH ORDINALITY AS semel_u({columns}ord)")
+    columns.extend(ordered.then(|| "ord".into()));
+    let ordinality = if ordered { " WITH ORDINALITY" } else { "" };
+    format!("unnest({}){ordinality} AS semel_u({})", arrays.join(", "), columns.join(", "))
 }
 
 /// What goes into column `at`: the array's element, cast, or the column's default in the place of a null.
@@ -132,17 +132,17 @@ mod tests {
         };
         let statements = Statements::new(&layout);
         let insert = "INSERT INTO \"s\".\"T\" AS semel_t (\"id\", \"we\"\"ird\", \"v\", \"since\") \
-                      SELECT semel_u.c0, semel_u.c1::numeric, semel_u.c2, coalesce(semel_u.c3, now()) \
-                      FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::timestamptz[]) \
-                      WITH ORDINALITY AS semel_u(c0, c1, c2, c3, ord)";
+                      SELECT semel_u.c0, semel_u.c1::numeric, semel_u.c2, coalesce(semel_u.c3, now()) FROM ";
+        let rows = "unnest($1::uuid[], $2::text[], $3::int8[], $4::timestamptz[])";
         let conflict = " ON CONFLICT (\"id\") DO UPDATE SET \"we\"\"ird\" = excluded.\"we\"\"ird\", \
                         \"v\" = excluded.\"v\", \"since\" = excluded.\"since\" WHERE semel_t.\"v\" < excluded.\"v\"";
-        assert_eq!(statements.upsert, format!("{insert}{conflict}"));
+        assert_eq!(statements.upsert, format!("{insert}{rows} AS semel_u(c0, c1, c2, c3){conflict}"));
         assert_eq!(
             statements.replay,
             format!(
-                "{insert} WHERE NOT EXISTS (SELECT FROM \"s\".\"T\" semel_x WHERE semel_x.\"id\" = semel_u.c0 \
-                 AND semel_x.\"v\" >= semel_u.c2) ORDER BY semel_u.ord{conflict}"
+                "{insert}{rows} WITH ORDINALITY AS semel_u(c0, c1, c2, c3, ord) WHERE NOT EXISTS (SELECT FROM \
+                 \"s\".\"T\" semel_x WHERE semel_x.\"id\" = semel_u.c0 AND semel_x.\"v\" >= semel_u.c2) \
+                 ORDER BY semel_u.ord{conflict}"
             )
         );
         assert!(statements.ties.ends_with(

@@ -107,7 +107,7 @@ impl Task {
         }
         let connection = match &mut self.connection {
             Some(connection) => connection,
-            none => none.insert(Connection::open(&self.config.address, self.config.prepared).await?),
+            none => none.insert(self.config.connect().await?),
         };
         let transaction = Transaction::begin(connection).await?;
         let (transaction, written, refused) = if apart {

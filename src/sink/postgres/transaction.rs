@@ -5,7 +5,7 @@ use tokio::time::timeout;
 use tokio_postgres::Statement;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::connect::{ANSWER_TIMEOUT, Connection, LIMITS};
+use super::connect::{ANSWER_TIMEOUT, Connection, SETTINGS};
 use super::error::Error;
 
 /// Parameters with their types.
@@ -26,7 +26,7 @@ impl<'c> Transaction<'c> {
         }
         sql.push_str("BEGIN ISOLATION LEVEL READ COMMITTED; SET CONSTRAINTS ALL IMMEDIATE;");
         if !connection.prepared {
-            sql.extend(LIMITS.iter().map(|(name, value)| format!("SET LOCAL {name} = '{value}';")));
+            sql.extend(SETTINGS.iter().map(|(name, value)| format!("SET LOCAL {name} = '{value}';")));
         }
         connection.dirty = true;
         let transaction = Transaction { connection };

@@ -25,6 +25,7 @@ pub enum Value {
     Bytes(Span),
 }
 
+/// A place in an [`Arena`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     start: u32,

@@ -10,6 +10,8 @@ use tokio::sync::{mpsc, watch};
 use super::address::Address;
 use super::batch::Batch;
 use super::breaker::Breaker;
+use super::connect::Connection;
+use super::error::Error;
 use super::layout::Layout;
 use super::status::Status;
 use super::task::Task;
@@ -24,6 +26,16 @@ pub struct WriterConfig {
     /// `false` behind a pooler in transaction mode.
     pub prepared: bool,
     pub breaker: Arc<Breaker>,
+}
+
+impl WriterConfig {
+    pub(super) async fn connect(&self) -> Result<Connection, Error> {
+        Connection::open(&self.address, self.prepared).await.map_err(|error| match error {
+            // The same settings worked at the start: a certificate, a name that does not resolve will be mended.
+            Error::Client(message) => Error::Connection(message),
+            other => other,
+        })
+    }
 }
 
 /// What became of a batch: its rows are committed. Each record is counted once, in `rows`, `superseded`, `stale`,
@@ -85,8 +97,8 @@ impl Writer {
     }
 
     /// Waits up to `timeout` for the answer to the oldest batch. Outages are not answered but waited out (and shown in
-    /// [`status`](Writer::status)). After a failure the writer is done: nothing of that batch is committed, nor of later
-    /// ones.
+    /// [`status`](Writer::status)). After a failure the writer is done: nothing of that batch is committed, nor of
+    /// later ones.
     pub fn poll(&mut self, timeout: Duration) -> Option<Result<Applied, Failure>> {
         match self.answers.recv_timeout(timeout) {
             Ok(answer) => {

@@ -1,7 +1,7 @@
 //! Lost connections, deadlocks, time limits, and tables that change under the sink.
 
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use semel::error::Exit;
 use semel::sink::postgres::Address;
@@ -9,6 +9,7 @@ use semel::topology::spec::PostgresSink;
 
 use super::fixture::{Database, PATIENCE, Session, Target, writer};
 use super::proxy::{Cut, Proxy};
+use crate::support;
 
 const TABLE: &str = "id text PRIMARY KEY, version int8 NOT NULL, amount int8";
 
@@ -20,12 +21,8 @@ const RECORDS: [&str; 4] = [
     r#"{"id":"c","version":1,"amount":3}"#,
 ];
 
-fn eventually(what: &str, mut predicate: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !predicate() {
-        assert!(Instant::now() < end, "not in time: {what}");
-        std::thread::yield_now();
-    }
+fn eventually(what: &str, predicate: impl FnMut() -> bool) {
+    support::eventually(PATIENCE, what, predicate);
 }
 
 #[test]
@@ -70,11 +67,18 @@ fn a_terminated_backend_costs_nothing_but_time() {
     let newer: Vec<String> = RECORDS[..2].iter().map(|r| r.replace("\"version\":1", "\"version\":2")).collect();
     let newer: Vec<&str> = newer.iter().map(String::as_str).collect();
     target.writer.submit(target.batch(&newer));
-    let waiting = "FROM pg_stat_activity WHERE application_name = 'semel-test' AND wait_event_type = 'Lock' AND query LIKE \
-                   '%terminated%'";
+    let waiting = "FROM pg_stat_activity WHERE application_name = 'semel-test' AND wait_event_type = 'Lock' AND query \
+                   LIKE '%terminated%'";
     for _ in 0..3 {
-        eventually("the writer waits for the row", || db.session.value(&format!("SELECT count(*) {waiting}")) == "1");
-        db.session.rows(&format!("SELECT pg_terminate_backend(pid) {waiting}"));
+        let mut pid = String::new();
+        eventually("the writer waits for the row", || {
+            pid = db.session.value(&format!("SELECT pid {waiting}"));
+            !pid.is_empty()
+        });
+        db.session.rows(&format!("SELECT pg_terminate_backend({pid})"));
+        eventually("the backend is gone", || {
+            db.session.value(&format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}")) == "0"
+        });
     }
     holder.execute("COMMIT");
     let applied = target.answer().unwrap();
@@ -95,8 +99,8 @@ fn a_deadlock_is_tried_again_as_a_whole() {
     other.execute(&format!("BEGIN; UPDATE {}.t SET amount = 7 WHERE id = 'b'", db.schema));
     let newer: Vec<String> = RECORDS[..2].iter().map(|r| r.replace("\"version\":1", "\"version\":2")).collect();
     target.writer.submit(target.batch(&[&newer[0], &newer[1]]));
-    let waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'semel-test' AND wait_event_type = 'Lock' \
-                 AND query LIKE '%deadlock_%'";
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'semel-test' AND wait_event_type = \
+                 'Lock' AND query LIKE '%deadlock_%'";
     eventually("the writer waits for b", || db.session.value(waits) == "1");
     other.execute(&format!("UPDATE {}.t SET amount = 7 WHERE id = 'a'; COMMIT", db.schema));
     let applied = target.answer().unwrap();
@@ -157,6 +161,19 @@ fn a_table_that_goes_or_changes_stops_the_stage_without_a_reject() {
 }
 
 #[test]
+fn a_missing_partition_stops_the_stage_for_no_record_is_to_blame() {
+    let Some(db) = Database::new("partitions") else { return };
+    let mut target = db.target(&format!("{TABLE}) PARTITION BY RANGE (id"));
+    db.session.execute("CREATE TABLE t_a PARTITION OF t FOR VALUES FROM ('a') TO ('b')");
+    assert_eq!(target.write(&RECORDS[..1], 1).rows, 1);
+    target.writer.submit(target.batch(&RECORDS[..2]));
+    let failure = target.answer().unwrap_err();
+    assert_eq!(failure.exit, Exit::Stopped);
+    assert!(failure.message.contains("23514 no partition of relation \"t\" found for row"), "{failure}");
+    assert_eq!(db.table(), ["a|1|1"]);
+}
+
+#[test]
 fn too_many_rejects_stop_the_stage_before_anything_is_committed() {
     let Some(db) = Database::new("breaker") else { return };
     db.session.execute(&format!("CREATE TABLE t ({TABLE} CHECK (amount > 0))"));
@@ -169,7 +186,8 @@ fn too_many_rejects_stop_the_stage_before_anything_is_committed() {
     assert_eq!(failure.exit, Exit::Stopped);
     assert!(
         failure.message.starts_with(
-            "sink sink: 3 records rejected within a minute, and max_rejects_per_minute is 2; the last one: 23514 new row"
+            "sink sink: 3 records rejected within a minute, and max_rejects_per_minute is 2; the last one: 23514 new \
+             row"
         ),
         "{failure}"
     );
@@ -204,9 +222,9 @@ fn a_statement_over_its_time_limit_is_sent_in_parts() {
     db.session.execute(&format!("CREATE TABLE t ({TABLE})"));
     let mut target = Target::new(db.sink("t")).unwrap();
     db.session.execute(
-        "CREATE FUNCTION hurry() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-           IF (SELECT count(*) FROM added) > 2 THEN RAISE 'too much' USING ERRCODE = '57014'; END IF; RETURN NULL; END $$; \
-         CREATE TRIGGER hurry AFTER INSERT ON t REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION hurry()",
+        "CREATE FUNCTION hurry() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF (SELECT count(*) FROM added) > 2 \
+         THEN RAISE 'too much' USING ERRCODE = '57014'; END IF; RETURN NULL; END $$; CREATE TRIGGER hurry AFTER \
+         INSERT ON t REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION hurry()",
     );
     let records: Vec<String> = (0..8).map(|i| format!(r#"{{"id":"{i}","version":1}}"#)).collect();
     let records: Vec<&str> = records.iter().map(String::as_str).collect();

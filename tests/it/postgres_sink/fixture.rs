@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support;
 use semel::error::Failure;
 use semel::operator::row::Row;
 use semel::reject::Reject;
@@ -71,12 +72,14 @@ pub struct Database {
 impl Database {
     /// `None`: the test is to be left out.
     pub fn new(test: &str) -> Option<Database> {
-        let url = std::env::var("DATABASE_URL").ok()?;
-        let schema = format!("{test}_{}", std::process::id());
-        let session = Session::open(&url);
-        session.execute(&format!("DROP SCHEMA IF EXISTS {schema} CASCADE; CREATE SCHEMA {schema}"));
-        session.execute(&format!("SET search_path = {schema}"));
-        Some(Database { url, schema, session })
+        Some(Database::on(&support::broker(test)?.database_url, test))
+    }
+
+    pub fn on(url: &str, test: &str) -> Database {
+        let schema = support::unique(test).replace('-', "_");
+        let session = Session::open(url);
+        session.execute(&format!("CREATE SCHEMA {schema}; SET search_path = {schema}"));
+        Database { url: url.into(), schema, session }
     }
 
     /// A sink on `<schema>.<table>` with key `id` and version `version`.

@@ -5,4 +5,5 @@ mod fixture;
 mod preflight;
 mod proxy;
 mod rows;
+mod server;
 mod types;

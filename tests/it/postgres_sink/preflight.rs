@@ -78,10 +78,11 @@ fn columns_that_do_not_fit_are_all_named_with_a_cure() {
         [
             "there is no column deleted; ALTER TABLE S.t ADD COLUMN \"deleted\" boolean NOT NULL DEFAULT false",
             "the version column version is text; it must be bigint (or a smaller integer)",
-            "the version column version may be NULL, and such a row would never be updated again; ALTER TABLE S.t ALTER \
-             COLUMN \"version\" SET NOT NULL",
-            "column tags is text[], which semel cannot write; it writes text, varchar, char, boolean, smallint, integer, \
-             bigint, numeric, real, double precision, uuid, timestamptz, timestamp, date, json, jsonb, bytea and enums",
+            "the version column version may be NULL, and such a row would never be updated again; ALTER TABLE S.t \
+             ALTER COLUMN \"version\" SET NOT NULL",
+            "column tags is text[], which semel cannot write; it writes text, varchar, char, boolean, smallint, \
+             integer, bigint, numeric, real, double precision, uuid, timestamptz, timestamp, date, json, jsonb, bytea \
+             and enums",
         ]
     );
     assert_eq!(
@@ -97,8 +98,9 @@ fn columns_that_do_not_fit_are_all_named_with_a_cure() {
     assert_eq!(
         problems(&db, sink),
         [
-            "column name is NOT NULL, but with tombstones = \"delete\" a deleted row has no value for it; make it nullable or \
-          give it a default"
+            "column name is NOT NULL, but with tombstones = \"delete\" a deleted row has no value for it; make it \
+             nullable or give it a default",
+            "deletes need a boolean column, named by `deleted`",
         ]
     );
 }
@@ -149,8 +151,8 @@ fn what_cannot_keep_rows_or_take_them_is_refused() {
     assert!(failure.message.contains(".u: it has rules, which rewrite statements"), "{failure}");
     // What no check knows of, the server says when the statement is tried.
     db.session.execute(
-        "DROP RULE nothing ON u; CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'closed'; END $$; \
-         CREATE TRIGGER no BEFORE INSERT ON u FOR EACH STATEMENT EXECUTE FUNCTION no()",
+        "DROP RULE nothing ON u; CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'closed'; \
+         END $$; CREATE TRIGGER no BEFORE INSERT ON u FOR EACH STATEMENT EXECUTE FUNCTION no()",
     );
     let failure = check(db.sink("u")).unwrap_err();
     assert_eq!(failure.exit, Exit::Refused);
@@ -162,8 +164,8 @@ fn missing_rights_are_named() {
     let Some(db) = Database::new("rights") else { return };
     let role = format!("{}_role", db.schema);
     db.session.execute(&format!(
-        "CREATE TABLE t (id text PRIMARY KEY, version int8 NOT NULL); DROP ROLE IF EXISTS {role}; CREATE ROLE {role} LOGIN; \
-         GRANT USAGE ON SCHEMA {} TO {role}; GRANT SELECT, INSERT ON t TO {role}",
+        "CREATE TABLE t (id text PRIMARY KEY, version int8 NOT NULL); DROP ROLE IF EXISTS {role}; CREATE ROLE {role} \
+         LOGIN; GRANT USAGE ON SCHEMA {} TO {role}; GRANT SELECT, INSERT ON t TO {role}",
         db.schema
     ));
     let mut sink = db.sink("t");

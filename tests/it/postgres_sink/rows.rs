@@ -84,8 +84,8 @@ fn twelve_columns_and_any_number_of_rows() {
 fn bad_rows_are_named_with_their_sqlstate_and_their_neighbours_are_written() {
     let Some(db) = Database::new("neighbours") else { return };
     let mut target = db.target(
-        "id int4 PRIMARY KEY, version int8 NOT NULL, amount int8 CONSTRAINT positive CHECK (amount > 0), code text UNIQUE, \
-         parent int4 REFERENCES t DEFERRABLE INITIALLY DEFERRED",
+        "id int4 PRIMARY KEY, version int8 NOT NULL, amount int8 CONSTRAINT positive CHECK (amount > 0), code text \
+         UNIQUE, parent int4 REFERENCES t DEFERRABLE INITIALLY DEFERRED",
     );
     let record = |i: i32| match i {
         37 => format!(r#"{{"id":{i},"version":1,"amount":-1,"code":"{i}"}}"#),
@@ -107,7 +107,8 @@ fn bad_rows_are_named_with_their_sqlstate_and_their_neighbours_are_written() {
                 (37, "23514 new row for relation \"t\" violates check constraint \"positive\""),
                 (
                     60,
-                    "23505 duplicate key value violates unique constraint \"t_code_key\" (Key (code)=(12) already exists)"
+                    "23505 duplicate key value violates unique constraint \"t_code_key\" (Key (code)=(12) already \
+                     exists)"
                 ),
                 (
                     61,

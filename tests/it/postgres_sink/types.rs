@@ -9,21 +9,23 @@ fn every_type_stores_what_the_record_says() {
     for prepared in [true, false] {
         db.session.execute("DROP TABLE IF EXISTS t");
         db.session.execute(
-            "CREATE TABLE t (id int4 PRIMARY KEY, version int2 NOT NULL, a text, b varchar(3), c char(4), d bool, e int2, \
-             f int4, g int8, h numeric, i numeric(7,2), j float4, k float8, l uuid, m timestamptz, n timestamp(3), o date, \
-             p json, q jsonb, r bytea, s mood, u cents)",
+            "CREATE TABLE t (id int4 PRIMARY KEY, version int2 NOT NULL, a text, b varchar(3), c char(4), d bool, e \
+             int2, f int4, g int8, h numeric, i numeric(7,2), j float4, k float8, l uuid, m timestamptz, n \
+             timestamp(3), o date, p json, q jsonb, r bytea, s mood, u cents)",
         );
         let mut target = Target::new(semel::topology::spec::PostgresSink { prepared, ..db.sink("t") })
             .unwrap_or_else(|e| panic!("{e}"));
         let full = r#"{"id":1,"version":7,"a":"ä\n","b":"äöü","c":"x ","d":true,"e":-32768,"f":2147483647,
             "g":-9223372036854775808,"h":123456789012345678901234567890.120,"i":12345.60,"j":0.1,"k":1e308,
-            "l":"A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11","m":"2024-03-01T12:00:00.123456+02:00","n":"1969-12-31T23:59:59.9996",
+            "l":"A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11","m":"2024-03-01T12:00:00.123456+02:00",
+            "n":"1969-12-31T23:59:59.9996",
             "o":"2024-02-29","p":{"b":1,"a":1.10,"a":2e1},"q":{"b":1,"a":1.10},"r":"AAH/","s":"glad","u":5}"#;
         let empty = r#"{"id":2,"version":-7,"a":null,"q":null}"#;
         assert_eq!(target.write(&[full, empty], 2).rows, 2);
         db.session.execute("SET timezone = 'UTC'");
         let expected = [
-            "1|7|ä\n|äöü|x   |t|-32768|2147483647|-9223372036854775808|123456789012345678901234567890.120|12345.60|0.1|\
+            "1|7|ä\n|äöü|x   |t|-32768|2147483647|-9223372036854775808|\
+             123456789012345678901234567890.120|12345.60|0.1|\
              1e+308|a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11|2024-03-01 10:00:00.123456+00|1970-01-01 00:00:00|2024-02-29|\
              {\"b\":1,\"a\":1.10,\"a\":2e1}|{\"a\": 1.10, \"b\": 1}|\\x0001ff|glad|5",
             "2|-7|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-",
@@ -48,8 +50,8 @@ fn every_type_stores_what_the_record_says() {
 fn what_the_sink_lets_through_the_server_takes() {
     let Some(db) = Database::new("borders") else { return };
     let mut target = db.target(
-        "id text PRIMARY KEY, version int8 NOT NULL, i numeric(5,2), j float4, k float8, m timestamptz, n timestamp, o date, \
-         q jsonb, h numeric",
+        "id text PRIMARY KEY, version int8 NOT NULL, i numeric(5,2), j float4, k float8, m timestamptz, n timestamp, \
+         o date, q jsonb, h numeric",
     );
     let deep = "[".repeat(1000) + &"]".repeat(1000);
     let long_key = "0123456789abcdef".repeat(2600 / 16);
@@ -120,8 +122,8 @@ fn defaults_and_what_the_database_makes_are_its_own() {
     assert_eq!(
         target.checked.warnings.iter().map(|w| w.rsplit_once(".t: ").unwrap().1).collect::<Vec<_>>(),
         [
-            "column number takes a number from its sequence for every record, stale ones too, and will run out: make it \
-             bigint",
+            "column number takes a number from its sequence for every record, stale ones too, and will run out: make \
+             it bigint",
             "column twin takes a number from its sequence for every record, stale ones too, and will run out: make it \
              bigint",
         ]
