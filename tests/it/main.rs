@@ -10,3 +10,4 @@ mod postgres_sink;
 mod reference;
 mod support;
 mod tidy;
+mod topologies;
