@@ -65,7 +65,7 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     }
 }
 
-/// `[{file, name, line, passed, stopped, differences: [{sink, at, expected, actual}]}]`.
+/// `[{file, name, line, passed, stopped, differences: [{sink, at, expected, actual}], rejected: [text]}]`.
 fn as_json(tested: &[Tested]) -> serde_json::Value {
     let reports = tested.iter().flat_map(|file| {
         file.reports.iter().map(|report| {
@@ -76,6 +76,7 @@ fn as_json(tested: &[Tested]) -> serde_json::Value {
                 "passed": report.passed(),
                 "stopped": report.stopped,
                 "differences": report.differences,
+                "rejected": report.rejected,
             })
         })
     });
@@ -100,6 +101,9 @@ fn as_text(tested: &[Tested], colour: bool) -> String {
             }
             for difference in &report.differences {
                 write_difference(&mut out, difference, &paint);
+            }
+            for rejected in &report.rejected {
+                let _ = writeln!(out, "      rejected: {rejected}");
             }
         }
     }

@@ -200,7 +200,7 @@ fn shown_reject(expected: &ExpectedReject) -> String {
 }
 
 fn shown_letter(letter: &&Letter) -> String {
-    format!("node {}, reason {}: {}", letter.node, letter.reason, letter.message)
+    letter.to_string()
 }
 
 fn shown_row(row: &Row) -> String {

@@ -1,6 +1,7 @@
 //! The job in memory: topics, the Kafka stage's pipeline, and each Postgres stage with its table.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -30,13 +31,20 @@ pub fn run_tests(topology: &Topology) -> Vec<TestReport> {
 }
 
 fn run_test(plan: &Plan, case: &TestCase) -> TestReport {
-    let mut report = TestReport { name: case.name.clone(), line: case.line, stopped: None, differences: Vec::new() };
+    let mut report = TestReport {
+        name: case.name.clone(),
+        line: case.line,
+        stopped: None,
+        differences: Vec::new(),
+        rejected: Vec::new(),
+    };
     let mut job = match Job::new(plan) {
         Ok(job) => job,
         Err(message) => return TestReport { stopped: Some(message), ..report },
     };
     report.stopped = case.inputs.iter().find_map(|input| job.process(input).err());
     report.differences = case.outputs.iter().flat_map(|output| compare(plan, &job, output)).collect();
+    report.rejected = job.letters.iter().map(Letter::to_string).collect();
     report
 }
 
@@ -72,6 +80,12 @@ pub struct Letter {
     pub node: String,
     pub reason: String,
     pub message: String,
+}
+
+impl fmt::Display for Letter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}, reason {}: {}", self.node, self.reason, self.message)
+    }
 }
 
 struct PostgresStage {
@@ -138,7 +152,8 @@ impl<'p> Job<'p> {
         self.stages.iter().find(|stage| stage.sink == sink).map(|stage| &stage.table)
     }
 
-    /// Puts a record into its source's topic and runs every stage until nothing is left to read. `Err`: the job stopped.
+    /// Puts a record into its source's topic and runs every stage until nothing is left to read. `Err`: the job
+    /// stopped.
     fn process(&mut self, input: &TestInput) -> Result<(), String> {
         let NodeKind::Source(source) = &self.plan.topology.nodes[input.source.0].kind else { return Ok(()) };
         let topic = input.topic.clone().unwrap_or_else(|| source.topics[0].clone());

@@ -80,7 +80,8 @@ impl Tree {
         }
     }
 
-    /// The first place where `actual` differs, as a path (`.a[0]`; empty for the whole), with what stands there in both.
+    /// The first place where `actual` differs, as a path (`.a[0]`; empty for the whole), with what stands there in
+    /// both.
     pub fn first_difference(&self, actual: &Tree) -> Option<(String, Option<String>, Option<String>)> {
         match (self, actual) {
             _ if self == actual => None,

@@ -1,6 +1,7 @@
 //! Running a topology's `[[tests]]` without a broker and without a database.
 //!
-//! Records go through the operators that a worker runs. Topics, the table of a Postgres sink and the clock are in memory:
+//! Records go through the operators that a worker runs. Topics, the table of a Postgres sink and the clock are in
+//! memory:
 //! the clock stands still, a topic has the partitions that its `create` names (else one), and a table keeps what the
 //! version guard keeps, without the types that only a database knows.
 //!
@@ -28,7 +29,8 @@
 //! inputs = [{ source = "names", value = { name = "Ada" } }]
 //! outputs = [{ sink = "greetings", records = [{ value = { name = "Ada", text = "hello Ada" } }] }]
 //! "#;
-//! let topology = semel::topology::load(file, "greetings.toml", &|_| None).topology.expect("a topology without errors");
+//! let topology = semel::topology::load(file, "greetings.toml", &|_| None).topology.expect("a topology without
+//! errors");
 //! let reports = semel::testing::run_tests(&topology);
 //! assert!(reports.iter().all(|report| report.passed()), "{reports:#?}");
 //! ```
@@ -37,6 +39,8 @@ mod compare;
 mod driver;
 mod json;
 mod table;
+#[cfg(test)]
+mod tests;
 
 pub use driver::run_tests;
 
@@ -52,6 +56,8 @@ pub struct TestReport {
     pub stopped: Option<String>,
     /// What came out otherwise than expected.
     pub differences: Vec<Difference>,
+    /// What was rejected, with the message that a dead letter carries: often why something is missing.
+    pub rejected: Vec<String>,
 }
 
 /// A place where what came out is not what was expected.

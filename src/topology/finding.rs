@@ -49,19 +49,22 @@ codes! {
     MISSING_KEY "missing-key" "A required key is absent."
     WRONG_TYPE "wrong-type" "A value of another TOML type than the key takes."
     INVALID_VALUE "invalid-value" "A value of the right type that the key cannot take."
-    INVALID_NAME "invalid-name" "A name that is not a lower-case letter followed by lower-case letters, digits, `_` or `-`, or that is too long."
+    INVALID_NAME "invalid-name" "A name that is not a lower-case letter followed by lower-case letters, digits, `_` \
+     or `-`, or that is too long."
     DUPLICATE_NAME "duplicate-name" "Two nodes, tests or routes of one name."
     RESERVED_NAME "reserved-name" "A name that semel uses itself: `dead_letters`, or a Postgres sink named as the file."
     UNKNOWN_TYPE "unknown-type" "A `type` that does not exist."
     NOT_AVAILABLE "not-available" "Something that this version cannot do yet."
     INVALID_INTERPOLATION "invalid-interpolation" "A `${` that is not closed or holds no variable name."
-    UNSET_VARIABLE "unset-variable" "A variable without a value or a default; `run` and `check --online` refuse it where the value is used."
+    UNSET_VARIABLE "unset-variable" "A variable without a value or a default; `run` and `check --online` refuse it \
+     where the value is used."
     EMPTY_TOPOLOGY "empty-topology" "No source or no sink: nothing to do."
     MISSING_INPUT "missing-input" "An input that names no node of the file, or no output of a route."
     DUPLICATE_INPUT "duplicate-input" "An input named twice: each of its records would come twice."
     SOURCE_INPUT "source-input" "A source with inputs: sources read topics."
     SINK_AS_INPUT "sink-as-input" "A sink as the input of something that is no Postgres sink."
-    POSTGRES_INPUT "postgres-input" "A Postgres sink whose input is neither a Kafka sink nor a source: its stage reads a topic."
+    POSTGRES_INPUT "postgres-input" "A Postgres sink whose input is neither a Kafka sink nor a source: its stage \
+     reads a topic."
     CYCLE "cycle" "Nodes that feed each other in a circle."
     UNUSED_NODE "unused-node" "A source, a transform or an output of a route that nothing reads."
     INVALID_TOPIC "invalid-topic" "A name that Kafka does not take for a topic."
@@ -71,24 +74,34 @@ codes! {
     TOPIC_LOOP "topic-loop" "A sink writes to a topic that a source of the same file reads."
     EXPRESSION "expression" "What the VRL compiler says about an expression."
     EXPRESSION_VARIABLE "expression-variable" "`${NAME}` in an expression: expressions are not interpolated."
-    KAFKA_PROPERTY "kafka-property" "A librdkafka property that would break the guarantee, or that belongs to another setting."
+    KAFKA_PROPERTY "kafka-property" "A librdkafka property that would break the guarantee, or that belongs to another \
+     setting."
     UNKNOWN_PROPERTY "unknown-property" "A property that librdkafka does not know."
-    COMMIT_INTERVAL "commit-interval" "`commit_interval` is half of `transaction_timeout` or more: transactions would time out under load."
-    TRANSACTION_TIMEOUT "transaction-timeout" "`transaction_timeout` is not below `session_timeout`, or above what brokers accept by default."
+    COMMIT_INTERVAL "commit-interval" "`commit_interval` is half of `transaction_timeout` or more: transactions would \
+     time out under load."
+    TRANSACTION_TIMEOUT "transaction-timeout" "`transaction_timeout` is not below `session_timeout`, or above what \
+     brokers accept by default."
     SESSION_TIMEOUT "session-timeout" "`session_timeout` is outside what brokers accept by default."
-    MISSING_DELETED "missing-deleted" "`delete_when` or `tombstones = \"delete\"` without a `deleted` column to mark the row with."
+    MISSING_DELETED "missing-deleted" "`delete_when` or `tombstones = \"delete\"` without a `deleted` column to mark \
+     the row with."
     COLUMN_CLASH "column-clash" "One column in two roles."
-    TOMBSTONES_DELETE "tombstones-delete" "`tombstones = \"delete\"` without a one-column key from the record key and a version from metadata."
-    VALUE_FORMAT "value-format" "An expression or a Postgres sink that takes text for a JSON object, or the other way round."
-    COORDINATES_ID "coordinates-id" "A source without `event_id`: its events are told apart by topic, partition and offset, so a producer's second send is another event."
-    COORDINATES "coordinates" "An identity, key or column made of `%offset` or `%partition`, which differ when the record is sent or replayed again."
-    NONDETERMINISTIC "nondeterministic" "A key or version that a program upstream makes by the clock, by chance or of a place in the log."
+    TOMBSTONES_DELETE "tombstones-delete" "`tombstones = \"delete\"` without a one-column key from the record key and \
+     a version from metadata."
+    VALUE_FORMAT "value-format" "An expression or a Postgres sink that takes text for a JSON object, or the other way \
+     round."
+    COORDINATES_ID "coordinates-id" "A source without `event_id`: its events are told apart by topic, partition and \
+     offset, so a producer's second send is another event."
+    COORDINATES "coordinates" "An identity, key or column made of `%offset` or `%partition`, which differ when the \
+     record is sent or replayed again."
+    NONDETERMINISTIC "nondeterministic" "A key or version that a program upstream makes by the clock, by chance or of \
+     a place in the log."
     VERSION_OFFSET "version-offset" "A version made of the offset where a key need not stay in one partition."
     SECRET "secret" "A password written into the file."
     TEST_NODE "test-node" "A test that names no source or sink of the file."
     TEST_VALUE "test-value" "A test record without exactly one form of value, or with a value that is none."
     TEST_OUTPUT "test-output" "A test output that does not fit its sink, or a sink named twice."
-    DUPLICATE_TOPOLOGY "duplicate-topology" "Two files of one `name`: they would share a consumer group and take each other's partitions."
+    DUPLICATE_TOPOLOGY "duplicate-topology" "Two files of one `name`: they would share a consumer group and take each \
+     other's partitions."
 }
 
 impl Finding {

@@ -52,7 +52,8 @@ const TOMBSTONES: Key = key(
     "tombstones",
     "`\"pass\"`, `\"drop\"` or `\"process\"`",
     "\"pass\"",
-    "what happens to a null value: on it goes untouched (from a route to every output), it ends here, or the expression sees `null`",
+    "what happens to a null value: on it goes untouched (from a route to every output), it ends here, or the \
+     expression sees `null`",
 );
 
 pub const TOP: Section = Section {
@@ -119,7 +120,8 @@ pub const TOP: Section = Section {
             "on_error",
             "`\"reject\"`, `\"skip\"` or `\"stop\"`",
             "\"reject\"",
-            "what happens to a record that a node fails on: to the dead-letter topic, dropped and counted, or the job stops (exit 5)",
+            "what happens to a record that a node fails on: to the dead-letter topic, dropped and counted, or the job \
+             stops (exit 5)",
         ),
         key("kafka", "a table", "required", "the cluster"),
         key("sources", "tables", "required", "what is read"),
@@ -138,7 +140,8 @@ pub const KAFKA: Section = Section {
             "properties",
             "a table",
             "{}",
-            "any librdkafka property, such as `\"client.rack\"` or `\"security.protocol\"`; those that would break the guarantee are refused by name",
+            "any librdkafka property, such as `\"client.rack\"` or `\"security.protocol\"`; those that would break \
+             the guarantee are refused by name",
         ),
     ],
 };
@@ -159,14 +162,17 @@ pub const SOURCE: Section = Section {
             "event_id",
             "VRL",
             "",
-            "the event's identity, such as `.event_id`; missing or null in a record with a value rejects the record. Without it the coordinates (topic, partition, offset) are the identity, which does not survive a producer's second send",
+            "the event's identity, such as `.event_id`; missing or null in a record with a value rejects the record. \
+             Without it the coordinates (topic, partition, offset) are the identity, which does not survive a \
+             producer's second send",
         ),
         key("event_time", "VRL", "the record's timestamp", "when the event happened"),
         key(
             "start",
             "`\"earliest\"`, `\"latest\"` or a time",
             "\"earliest\"",
-            "where a job begins that never ran; afterwards its committed positions count. A time is RFC 3339 or milliseconds since 1970",
+            "where a job begins that never ran; afterwards its committed positions count. A time is RFC 3339 or \
+             milliseconds since 1970",
         ),
         ON_ERROR,
     ],
@@ -192,7 +198,8 @@ pub const FILTER: Section = Section {
 
 pub const REMAP: Section = Section {
     title: "`[transforms.NAME]`, `type = \"remap\"`",
-    doc: "Changes records by a VRL program. `abort` drops the record. Members that the program does not write keep their bytes.",
+    doc: "Changes records by a VRL program. `abort` drops the record. Members that the program does not write keep \
+     their bytes.",
     keys: &[
         key("type", "`\"remap\"`", "required", TYPE),
         INPUTS,
@@ -200,7 +207,8 @@ pub const REMAP: Section = Section {
             "source",
             "VRL",
             "required",
-            "the program; `.` is the value, `%key %topic %partition %offset %timestamp %headers %event_id` are metadata",
+            "the program; `.` is the value, `%key %topic %partition %offset %timestamp %headers %event_id` are \
+             metadata",
         ),
         TOMBSTONES,
         ON_ERROR,
@@ -230,7 +238,8 @@ pub const ROUTE_OUTPUT: Section = Section {
 
 pub const FLAT_MAP: Section = Section {
     title: "`[transforms.NAME]`, `type = \"flat_map\"`",
-    doc: "Makes many records of one: the program's result is an array, each element becomes a record with the key of the input.",
+    doc: "Makes many records of one: the program's result is an array, each element becomes a record with the key of \
+     the input.",
     keys: &[
         key("type", "`\"flat_map\"`", "required", TYPE),
         INPUTS,
@@ -250,7 +259,8 @@ pub const REKEY: Section = Section {
             "key",
             "VRL",
             "required",
-            "the key: a string's bytes, a number's or boolean's JSON text, null for none; objects and arrays are rejected, and so is a null value whose key would come from it",
+            "the key: a string's bytes, a number's or boolean's JSON text, null for none; objects and arrays are \
+             rejected, and so is a null value whose key would come from it",
         ),
         ON_ERROR,
     ],
@@ -258,7 +268,8 @@ pub const REKEY: Section = Section {
 
 pub const KAFKA_SINK: Section = Section {
     title: "`[sinks.NAME]`, `type = \"kafka\"`",
-    doc: "Writes to a topic, in one transaction with the positions of what was read. Partitions are chosen as Java clients do (murmur2 of the key).",
+    doc: "Writes to a topic, in one transaction with the positions of what was read. Partitions are chosen as Java \
+     clients do (murmur2 of the key).",
     keys: &[
         key("type", "`\"kafka\"`", "required", TYPE),
         INPUTS,
@@ -281,7 +292,9 @@ pub const CREATE: Section = Section {
 
 pub const POSTGRES_SINK: Section = Section {
     title: "`[sinks.NAME]`, `type = \"postgres\"`",
-    doc: "Keeps a table right by version-guarded upserts: a row is replaced, in full, when a higher version comes. It is a stage of its own, in the consumer group `<name>.<sink>`. The table is never made by semel; without it `run` prints a fitting CREATE TABLE. Each column with a top-level member of its name is written; absent means NULL.",
+    doc: "Keeps a table right by version-guarded upserts: a row is replaced, in full, when a higher version comes. It \
+     is a stage of its own, in the consumer group `<name>.<sink>`. The table is never made by semel; without it `run` \
+     prints a fitting CREATE TABLE. Each column with a top-level member of its name is written; absent means NULL.",
     keys: &[
         key("type", "`\"postgres\"`", "required", TYPE),
         key("inputs", "names", "required", "Kafka sinks and sources of this file: their topics are read"),
@@ -292,7 +305,8 @@ pub const POSTGRES_SINK: Section = Section {
             "version",
             "a column name",
             "required",
-            "an integer column, NOT NULL; the guard is `WHERE t.version < excluded.version`, of equal versions the first wins",
+            "an integer column, NOT NULL; the guard is `WHERE t.version < excluded.version`, of equal versions the \
+             first wins",
         ),
         key(
             "deleted",
@@ -333,7 +347,8 @@ pub const POSTGRES_SINK: Section = Section {
             "max_rejects_per_minute",
             "a number from 0",
             "1000",
-            "more rejects a minute than this stop the stage (exit 5): most likely the table is wrong and not the records",
+            "more rejects a minute than this stop the stage (exit 5): most likely the table is wrong and not the \
+             records",
         ),
         ON_ERROR,
     ],
@@ -351,7 +366,8 @@ pub const TEST: Section = Section {
 
 pub const TEST_INPUT: Section = Section {
     title: "`[[tests.inputs]]`",
-    doc: "A record of a source, its value given in exactly one of the forms `value`, `json`, `text`, `base64`, `tombstone`.",
+    doc: "A record of a source, its value given in exactly one of the forms `value`, `json`, `text`, `base64`, \
+     `tombstone`.",
     keys: &[
         key("source", "a source's name", "required", "where the record comes from"),
         key("topic", "a topic name", "the source's first", "for a source of several topics"),
@@ -374,7 +390,8 @@ pub const TEST_INPUT: Section = Section {
 
 pub const TEST_OUTPUT: Section = Section {
     title: "`[[tests.outputs]]`",
-    doc: "What is expected of a sink: `records` of a Kafka sink and of `dead_letters`, `rows` and `deleted` of a Postgres sink.",
+    doc: "What is expected of a sink: `records` of a Kafka sink and of `dead_letters`, `rows` and `deleted` of a \
+     Postgres sink.",
     keys: &[
         key("sink", "a sink's name or `dead_letters`", "required", "whose output"),
         key("records", "an array of tables", "", "all its records, in order; only keys that are given are compared"),
@@ -390,7 +407,8 @@ pub const TEST_OUTPUT: Section = Section {
 
 pub const EXPECTED_RECORD: Section = Section {
     title: "`records` of a Kafka sink",
-    doc: "An expected record, its value given in at most one of the forms `value`, `json`, `text`, `base64`, `tombstone`.",
+    doc: "An expected record, its value given in at most one of the forms `value`, `json`, `text`, `base64`, \
+     `tombstone`.",
     keys: &[
         key("key", "text", "", "the Kafka key"),
         key("null_key", "`true`", "", "expects a null key"),

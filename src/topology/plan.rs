@@ -119,7 +119,8 @@ impl Plan {
         topics
     }
 
-    /// The format of each topic that a Postgres stage reads: a source's own; of what a Kafka sink writes JSON, unless it
+    /// The format of each topic that a Postgres stage reads: a source's own; of what a Kafka sink writes JSON, unless
+    /// it
     /// passes the values of text or byte sources on.
     pub fn formats(&self, stage: &Stage) -> Vec<(String, Format)> {
         let StageKind::Postgres { inputs, .. } = &stage.kind else { return Vec::new() };
@@ -151,7 +152,8 @@ impl Topology {
         }
     }
 
-    /// The format of the values that a node hands on. A program makes objects of them or leaves them; only where nothing but
+    /// The format of the values that a node hands on. A program makes objects of them or leaves them; only where
+    /// nothing but
     /// text or bytes can come out it is that.
     fn format_of(&self, id: NodeId) -> Format {
         let node = &self.nodes[id.0];
@@ -240,7 +242,8 @@ fn kafka_promise(guarantee: Guarantee) -> (EdgeGuarantee, &'static str) {
     match guarantee {
         Guarantee::ExactlyOnce => (
             EdgeGuarantee::ExactlyOnce,
-            "one Kafka transaction holds outputs, dead letters and positions; for readers with isolation.level=read_committed",
+            "one Kafka transaction holds outputs, dead letters and positions; for readers with \
+             isolation.level=read_committed",
         ),
         Guarantee::AtLeastOnce => (
             EdgeGuarantee::AtLeastOnce,
@@ -259,7 +262,8 @@ fn postgres_edges(topology: &Topology, stage: &Stage, sink: NodeId, inputs: &[No
     let edge =
         |from, to, guarantee, by: &str| Edge { stage: stage.name.clone(), from, to, guarantee, by: by.to_owned() };
     let once = EdgeGuarantee::EffectivelyOnce;
-    let by = "a batch that a crash delivers again meets the version guard; as long as the database keeps an acknowledged COMMIT";
+    let by = "a batch that a crash delivers again meets the version guard; as long as the database keeps an \
+     acknowledged COMMIT";
     let mut edges = Vec::new();
     for topic in inputs.iter().flat_map(|id| topology.topics(*id)) {
         edges.push(edge(EdgeEnd::Topic(topic), EdgeEnd::Node(node.name.clone()), once, by));
@@ -297,7 +301,8 @@ mod tests {
              [transforms.b]\ntype = \"filter\"\ninputs = [\"a\"]\ncondition = 'true'\n\
              [transforms.r]\ntype = \"route\"\ninputs = [\"in\"]\nroutes = [{ name = \"x\", condition = 'true' }]\n\
              [transforms.a]\ntype = \"filter\"\ninputs = [\"in\"]\ncondition = 'true'\n\
-             [sources.in]\ntype = \"kafka\"\ntopics = [\"in\"]\n[sources.idle]\ntype = \"kafka\"\ntopics = [\"idle\"]\n",
+             [sources.in]\ntype = \"kafka\"\ntopics = [\"in\"]\n[sources.idle]\ntype = \"kafka\"\ntopics = \
+              [\"idle\"]\n",
         ));
         let StageKind::Kafka { sources, nodes } = &plan.stages[0].kind else { panic!() };
         let names = |ids: &[NodeId]| ids.iter().map(|id| plan.topology.nodes[id.0].name.clone()).collect::<Vec<_>>();

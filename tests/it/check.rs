@@ -35,7 +35,9 @@ fn each_bad_file_gets_its_findings_all_in_one_run() {
         seen.extend(loaded.findings.iter().map(|finding| finding.code));
         let text = report::render(&text, &loaded.findings, false);
         assert!(!text.contains("hunter2"), "a password of the file is shown");
-        golden(&name.replace(".toml", ".txt"), &text);
+        // The renderer ends empty lines in blanks; files of the repository have none.
+        let lines: Vec<_> = text.trim_end().lines().map(str::trim_end).collect();
+        golden(&name.replace(".toml", ".txt"), &(lines.join("\n") + "\n"));
     }
     // Two files are needed for this one; it has a test of its own.
     seen.insert("duplicate-topology");
@@ -117,7 +119,9 @@ fn a_closed_pipe_is_no_panic() {
 proptest::proptest! {
     /// A good file with a few characters gone, doubled or changed: findings, and never a panic.
     #[test]
-    fn damaged_files_get_findings_and_no_panic(damage in proptest::collection::vec((0..4000usize, 0..4u8, "[ -~åø\\n]"), 1..6)) {
+    fn damaged_files_get_findings_and_no_panic(
+        damage in proptest::collection::vec((0..8000usize, 0..4u8, "[ -~åø\\n]"), 1..6)
+    ) {
         let mut text = include_str!("../../topologies/orders.toml").to_owned();
         for (at, kind, with) in damage {
             let at = (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap();

@@ -16,3 +16,4 @@ mod quickstart;
 mod reference;
 mod support;
 mod tidy;
+mod topologies;

@@ -78,7 +78,8 @@ fn check_bound(cx: &mut Cx<'_>, name: &str, value: &Text, transaction: Duration)
     let problem = match name {
         "max.poll.interval.ms" if ms < 2 * transaction => {
             format!(
-                "must be at least twice `transaction_timeout` ({}): a worker that finishes a transaction in a rebalance would lose its partitions",
+                "must be at least twice `transaction_timeout` ({}): a worker that finishes a transaction in a \
+                 rebalance would lose its partitions",
                 2 * transaction
             )
         }

@@ -31,7 +31,8 @@ pub const OWN: &[(&[&str], &str, &str)] = &[
             "offset.store.path",
             "offset.store.sync.interval.ms",
         ],
-        "positions are committed in the transaction of the outputs; a second committer would move them past records that are then lost",
+        "positions are committed in the transaction of the outputs; a second committer would move them past records \
+         that are then lost",
         "leave it out; `commit_interval` says how often",
     ),
     (

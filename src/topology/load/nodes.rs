@@ -12,6 +12,7 @@ use crate::topology::spec::{NodeKind, OnError};
 /// Longest name of a topology or node: internal topics are `<name>.<node>.repartition` and Kafka takes 249 bytes.
 const NAME_MAX: usize = 100;
 
+/// The tables that nodes are declared in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Source,

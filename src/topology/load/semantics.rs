@@ -95,7 +95,8 @@ fn identities(cx: &mut Cx<'_>, drafts: &[Draft]) {
         if source.event_id.is_none() {
             let message = format!("events of {} are told apart by their place in the log", draft.what());
             cx.found.add(Severity::Note, code::COORDINATES_ID, draft.name_span.clone(), message).help(
-                "what a producer sends twice is two events then; name the member that identifies one: event_id = \".id\"",
+                "what a producer sends twice is two events then; name the member that identifies one: event_id = \
+                 \".id\"",
             );
         }
     }
@@ -112,9 +113,10 @@ fn coordinates(cx: &mut Cx<'_>, drafts: &[Draft]) {
         let reads = |key: &str| key == "event_id" || key == "key" || (key.starts_with("columns.") && key != version);
         for placed in places.filter(|placed| reads(&placed.key) && placed.program.uses().offset_or_partition) {
             let message = format!("`{}` is made of the record's place in the log", placed.key);
-            cx.found
-                .warning(code::COORDINATES, placed.span, message)
-                .help("a dead letter that is replayed, or a record that is sent again, has another place: use what the record itself holds");
+            cx.found.warning(code::COORDINATES, placed.span, message).help(
+                "a dead letter that is replayed, or a record that is sent again, has another place: use what \
+                 the record itself holds",
+            );
         }
     }
 }
@@ -258,5 +260,8 @@ fn version(cx: &mut Cx<'_>, drafts: &[Draft], draft: &Draft, sink: &PostgresSink
             span.map_or(draft.name_span.clone(), |placed| placed.span),
             "an offset is a version only within one partition",
         )
-        .help("the key must stay in one: one topic, and a key that is the record's (columns = { KEY = \"%key\" }); better a version that the record holds");
+        .help(
+            "the key must stay in one: one topic, and a key that is the record's (columns = { KEY = \"%key\" }); \
+         better a version that the record holds",
+        );
 }

@@ -113,7 +113,8 @@ fn mode(cx: &mut Cx<'_>, table: &Table<'_>) {
             "progress",
             "kafka",
             &["postgres"],
-            "now positions are kept in Kafka, which makes the stage effectively-once: redelivery meets the version guard",
+            "now positions are kept in Kafka, which makes the stage effectively-once: redelivery meets the version \
+             guard",
         ),
     ];
     for (name, now, later, help) in keys {
@@ -201,6 +202,7 @@ fn deletes(cx: &mut Cx<'_>, table: &Table<'_>, tombstones: SinkTombstones, delet
     let name = if by_tombstone { "tombstones" } else { "delete_when" };
     let message = format!("`{name}` deletes rows, but {} names no column to mark them with", table.what);
     cx.found.error(code::MISSING_DELETED, table.key_span(name), message).help(
-        "add deleted = \"deleted\", a boolean column: a row that is really gone could be brought back by an older version",
+        "add deleted = \"deleted\", a boolean column: a row that is really gone could be brought back by an older \
+         version",
     );
 }

@@ -18,6 +18,7 @@ const SESSION_MAX: Duration = Duration::from_secs(30 * 60);
 
 const MS: Duration = Duration::from_millis(1);
 
+/// The settings of the top level, with their defaults.
 pub struct Settings {
     pub guarantee: Guarantee,
     pub commit_interval: Duration,
