@@ -211,6 +211,7 @@ fn report(
         rows: found.rows.len() as u64,
         deleted: found.rows.iter().filter(|row| row.deleted).count() as u64,
         written: sum(|s| s.rows.get()),
+        superseded: sum(|s| s.superseded.get()),
         stale: sum(|s| s.stale.get()),
         ties: sum(|s| s.ties.get()),
         transactions: sum(|s| s.commits.get()),
