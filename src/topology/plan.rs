@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::load::UNMATCHED;
-use super::spec::{Guarantee, NodeId, NodeKind, Port, Topology};
+use super::spec::{Format, Guarantee, NodeId, NodeKind, Port, Topology};
 
 /// What a topology becomes when it runs.
 #[derive(Clone, Debug)]
@@ -119,6 +119,17 @@ impl Plan {
         topics
     }
 
+    /// The format of each topic that a Postgres stage reads: a source's own; of what a Kafka sink writes JSON, unless it
+    /// passes the values of text or byte sources on.
+    pub fn formats(&self, stage: &Stage) -> Vec<(String, Format)> {
+        let StageKind::Postgres { inputs, .. } = &stage.kind else { return Vec::new() };
+        let formats = inputs.iter().flat_map(|id| {
+            let format = self.topology.format_of(*id);
+            self.topology.topics(*id).into_iter().map(move |topic| (topic, format))
+        });
+        formats.collect()
+    }
+
     /// Whether a commit of this topology is a Kafka transaction.
     pub fn transactional(&self) -> bool {
         self.topology.guarantee == Guarantee::ExactlyOnce
@@ -137,6 +148,21 @@ impl Topology {
             NodeKind::Source(source) => source.topics.clone(),
             NodeKind::KafkaSink(sink) => vec![sink.topic.clone()],
             _ => Vec::new(),
+        }
+    }
+
+    /// The format of the values that a node hands on. A program makes objects of them or leaves them; only where nothing but
+    /// text or bytes can come out it is that.
+    fn format_of(&self, id: NodeId) -> Format {
+        let node = &self.nodes[id.0];
+        match &node.kind {
+            NodeKind::Source(source) => source.format,
+            NodeKind::Remap { .. } | NodeKind::FlatMap { .. } => Format::Json,
+            _ => {
+                let mut formats = node.inputs.iter().map(|port| self.format_of(port.node));
+                let first = formats.next().unwrap_or(Format::Json);
+                if formats.all(|format| format == first) { first } else { Format::Json }
+            }
         }
     }
 

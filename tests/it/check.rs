@@ -8,7 +8,7 @@ use semel::topology::finding::FINDINGS;
 use semel::topology::{load, report};
 use serde_json::{Value, json};
 
-use crate::golden;
+use crate::golden::golden;
 
 fn semel() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_semel"));

@@ -3,7 +3,7 @@
 use assert_cmd::Command;
 use serde_json::{Value, json};
 
-use crate::golden;
+use crate::golden::golden;
 
 fn explain(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_semel"));

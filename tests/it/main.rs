@@ -5,7 +5,9 @@
 mod check;
 mod cluster;
 mod explain;
+mod golden;
 mod kafka_edge;
+mod postgres_sink;
 mod quickstart;
 mod reference;
 mod support;

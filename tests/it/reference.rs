@@ -6,7 +6,7 @@ use semel::reject::REASONS;
 use semel::topology::finding::FINDINGS;
 use semel::topology::keys::SECTIONS;
 
-use crate::golden;
+use crate::golden::golden;
 
 #[test]
 fn the_reference_holds_every_key_finding_and_reason() {

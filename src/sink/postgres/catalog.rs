@@ -28,6 +28,7 @@ pub struct Table {
     /// `r` table, `p` partitioned table, `v` view, `m` materialized view, `f` foreign table.
     pub kind: String,
     pub unlogged: bool,
+    pub rules: bool,
     /// Row security applies to this session.
     pub row_security: bool,
     pub columns: Vec<CatalogColumn>,
@@ -90,7 +91,7 @@ impl Table {
     /// Reads `table` or `schema.table`, written exactly so; `None` where there is none.
     pub async fn read(connection: &Connection, table: &str) -> Result<Option<Table>, Error> {
         let quoted_name = table.split('.').map(quoted).collect::<Vec<_>>().join(".");
-        let sql = "SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence = 'u', \
+        let sql = "SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence = 'u', EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid), \
                    row_security_active(c.oid) \
                    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)";
         let found = rows(connection, sql, &[(&quoted_name, Pg::TEXT)]).await?;
@@ -101,7 +102,8 @@ impl Table {
             name: row.get(2),
             kind: row.get(3),
             unlogged: row.get(4),
-            row_security: row.get(5),
+            rules: row.get(5),
+            row_security: row.get(6),
             columns: columns(connection, oid).await?,
             unique: unique_indexes(connection, oid).await?,
             before_insert: before_row(connection, oid, ON_INSERT).await?,
@@ -206,14 +208,14 @@ fn numeric_limits(modifier: i32) -> Option<(i32, i32)> {
 }
 
 async fn unique_indexes(connection: &Connection, oid: u32) -> Result<Vec<UniqueIndex>, Error> {
-    let sql = "SELECT i.indexrelid::regclass::text, \
+    let sql = "SELECT c.relname::text, \
                       ARRAY(SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(num, ord) \
                             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.num \
                             WHERE k.ord <= i.indnkeyatts ORDER BY k.ord), \
                       i.indisvalid, i.indimmediate, i.indpred IS NOT NULL, i.indexprs IS NOT NULL, \
                       EXISTS (SELECT FROM unnest(i.indcollation::oid[]) c JOIN pg_collation co ON co.oid = c \
                               WHERE NOT co.collisdeterministic) \
-               FROM pg_index i WHERE i.indrelid = $1 AND i.indisunique ORDER BY i.indisprimary DESC, 1";
+               FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = $1 AND i.indisunique ORDER BY i.indisprimary DESC, 1";
     let found = rows(connection, sql, &[(&oid, Pg::OID)]).await?;
     let index = |row: &Row| {
         let unfit = match (row.get(2), row.get(3), row.get(4), row.get(5), row.get(6)) {

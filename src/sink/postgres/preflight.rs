@@ -127,6 +127,9 @@ impl Subject<'_> {
                     .into(),
             );
         }
+        if table.rules && matches!(table.kind.as_str(), "r" | "p") {
+            problem("it has rules, which rewrite statements behind the guard's back; make them triggers".into());
+        }
         let fixed = sink.key.iter().chain([&sink.version]).chain(&sink.deleted);
         for name in fixed.chain(sink.columns.iter().map(|(name, _)| name)) {
             match table.column(name) {

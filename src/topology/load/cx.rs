@@ -7,6 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::interpolate::interpolate;
 use super::toml_string::StringMap;
+use crate::expr::{Program, Role};
 use crate::topology::finding::{Findings, Severity, code, nearest};
 use crate::topology::keys::{SECTIONS, SOURCE, Section};
 use crate::topology::spec::UnsetVariable;
@@ -19,8 +20,27 @@ pub struct Cx<'a> {
     pub env: &'a dyn Fn(&str) -> Option<String>,
     pub found: Findings<'a>,
     pub unset: Vec<UnsetVariable>,
-    /// The node being read, for `unset`.
+    /// The node being read, for `unset` and `programs`.
     pub node: Option<String>,
+    /// The expressions of nodes, as they were read.
+    pub programs: Vec<Placed>,
+}
+
+/// A compiled expression and where it stands.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    pub node: String,
+    /// The setting that holds it.
+    pub key: String,
+    pub span: Range<usize>,
+    pub program: Program,
+}
+
+impl Placed {
+    /// It may make another value of the record before it reads it.
+    pub fn assigns(&self) -> bool {
+        matches!(self.program.role(), Role::Remap | Role::Expand)
+    }
 }
 
 /// A string of the file with its variables put in.
@@ -137,6 +157,11 @@ impl<'a> Cx<'a> {
             return Vec::new();
         };
         array.iter().collect()
+    }
+
+    /// The expressions of a node.
+    pub fn programs_of(&self, node: &str) -> Vec<Placed> {
+        self.programs.iter().filter(|placed| placed.node == node).cloned().collect()
     }
 
     /// Warns of a secret in the file. Renderers blank the place of this finding.

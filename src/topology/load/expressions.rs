@@ -2,7 +2,7 @@
 
 use toml::de::DeValue;
 
-use super::cx::{Cx, Item, Table};
+use super::cx::{Cx, Item, Placed, Table};
 use super::toml_string::StringMap;
 use crate::expr::{self, Program, Role};
 use crate::topology::finding::{Severity, code};
@@ -47,6 +47,9 @@ impl Cx<'_> {
             let end = (span.start + map.place(diagnostic.span.end)).max(start);
             let severity = if diagnostic.error { Severity::Error } else { Severity::Warning };
             self.found.add(severity, code::EXPRESSION, start..end, diagnostic.message).maybe_help(diagnostic.help);
+        }
+        if let (Some(node), Some(program)) = (self.node.clone(), program.clone()) {
+            self.programs.push(Placed { node, key: name.to_owned(), span, program });
         }
         program
     }

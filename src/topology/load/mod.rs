@@ -20,6 +20,7 @@ mod kafka;
 mod kafka_properties;
 mod nodes;
 mod read;
+mod semantics;
 mod sinks;
 mod sources;
 mod toml_string;
@@ -45,7 +46,8 @@ pub struct Loaded {
 /// Parses and checks the text of a topology file. `file` is its name in findings, `env` answers variables. Pure: it
 /// reads no file and no environment of its own.
 pub fn load(text: &str, file: &str, env: &dyn Fn(&str) -> Option<String>) -> Loaded {
-    let mut cx = Cx { text, env, found: Findings::new(file, text), unset: Vec::new(), node: None };
+    let mut cx =
+        Cx { text, env, found: Findings::new(file, text), unset: Vec::new(), node: None, programs: Vec::new() };
     let (root, errors) = DeTable::parse_recoverable(text);
     for error in errors {
         let span = error.span().unwrap_or(0..0);
@@ -81,6 +83,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     let drafts = drafts(cx, &top);
     check_names(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
     let inputs = graph::connect(cx, &drafts);
+    semantics::check(cx, &drafts, &inputs);
     topics::check_topics(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
     let tests = top.get("tests").map(|item| cases::read(cx, item, &drafts)).unwrap_or_default();
 

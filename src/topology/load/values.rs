@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 use toml::de::DeValue;
 
 use super::cx::{Cx, Item, Table, in_order, is_hole};
+use super::read::parse_integer;
 use crate::topology::finding::code;
 use crate::topology::spec::ExpectedValue;
 
@@ -139,11 +140,11 @@ fn write_json(cx: &mut Cx<'_>, item: &Item<'_>, out: &mut String) -> bool {
         }
         DeValue::Float(float) => out.push_str(float.as_str().trim_start_matches('+')),
         DeValue::Integer(_) if is_hole(item) => return false,
-        DeValue::Integer(integer) if integer.radix() == 10 => out.push_str(integer.as_str().trim_start_matches('+')),
-        DeValue::Integer(integer) => match i64::from_str_radix(integer.as_str(), integer.radix()) {
-            Ok(value) => out.push_str(&value.to_string()),
-            Err(_) => {
-                cx.found.error(code::TEST_VALUE, item.span(), "too large; write its decimal digits");
+        DeValue::Integer(integer) => match parse_integer(integer) {
+            Some(value) => out.push_str(&value.to_string()),
+            None => {
+                let finding = cx.found.error(code::TEST_VALUE, item.span(), "TOML's integers have 64 bits");
+                finding.help("give the value as its exact text: json = '…'");
                 return false;
             }
         },

@@ -1,0 +1,76 @@
+//! A proxy that loses the connection round a COMMIT.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+/// Where a COMMIT gets lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// The server never sees it.
+    Before,
+    /// The server has done it, the answer is lost.
+    After,
+}
+
+/// Forwards to `server`; the first `times` COMMITs that pass cut their connection.
+pub struct Proxy {
+    pub address: SocketAddr,
+    left: Arc<AtomicU32>,
+}
+
+impl Proxy {
+    pub fn start(server: SocketAddr, cut: Cut, times: u32) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let left = Arc::new(AtomicU32::new(times));
+        let remaining = Arc::clone(&left);
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let Ok(server) = TcpStream::connect(server) else { continue };
+                let remaining = Arc::clone(&remaining);
+                thread::spawn(move || forward(client, server, cut, &remaining));
+            }
+        });
+        Proxy { address, left }
+    }
+
+    /// Whether all cuts were made.
+    pub fn done(&self) -> bool {
+        self.left.load(Ordering::SeqCst) == 0
+    }
+}
+
+fn forward(mut client: TcpStream, mut server: TcpStream, cut: Cut, left: &AtomicU32) {
+    let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+    let commits = Arc::new(AtomicU32::new(0));
+    let cutting = Arc::clone(&commits);
+    thread::spawn(move || {
+        let mut buffer = [0; 65536];
+        while let Ok(n @ 1..) = answers.read(&mut buffer) {
+            // The answer to a COMMIT is here: it was done.
+            if cutting.load(Ordering::SeqCst) > 0 || back.write_all(&buffer[..n]).is_err() {
+                break;
+            }
+        }
+        let _ = (answers.shutdown(Shutdown::Both), back.shutdown(Shutdown::Both));
+    });
+    let mut buffer = [0; 65536];
+    while let Ok(n @ 1..) = client.read(&mut buffer) {
+        let commit = buffer[..n].windows(7).any(|w| w == b"COMMIT\0");
+        let cuts = commit && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
+        if cuts && cut == Cut::Before {
+            break;
+        }
+        commits.fetch_add(u32::from(cuts), Ordering::SeqCst);
+        if server.write_all(&buffer[..n]).is_err() {
+            break;
+        }
+    }
+    // The server's side closes by itself once the answer to a COMMIT has come.
+    if commits.load(Ordering::SeqCst) == 0 {
+        let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+    }
+}
