@@ -43,7 +43,7 @@ pub(super) fn kafka(setup: &Setup, progress: &dyn Fn(&str)) -> Option<Box<dyn Ba
     }
     let ready = address.clone();
     let container = Described {
-        description: format!("Apache Kafka {} (container)", kafka::VERSION),
+        title: format!("Apache Kafka {}", kafka::VERSION),
         address,
         ready: Box::new(move || kafka::answers(&ready)),
     };
@@ -63,7 +63,7 @@ pub(super) fn postgres(setup: &Setup, progress: &dyn Fn(&str)) -> Option<Box<dyn
         .with_cmd(["postgres", "-c", postgres::MAX_CONNECTIONS]);
     let ready = url.clone();
     let container = Described {
-        description: format!("PostgreSQL {POSTGRES_TAG} (container)"),
+        title: format!("PostgreSQL {POSTGRES_TAG}"),
         address: url,
         ready: Box::new(move || postgres::query(&ready, "SELECT 1").is_ok()),
     };
@@ -72,13 +72,13 @@ pub(super) fn postgres(setup: &Setup, progress: &dyn Fn(&str)) -> Option<Box<dyn
 
 /// Removes the containers of a supervisor that was killed; `directory` is its runtime directory.
 pub(super) fn remove_left_behind(directory: &Path) {
-    let Ok(names) = fs::read_to_string(directory.join("containers")) else { return };
+    let list = directory.join("containers");
+    let Ok(names) = fs::read_to_string(&list) else { return };
     let Some(engine) = Engine::connect() else { return };
     for name in names.lines() {
-        let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
-        let remove = async { docker_client_instance().await.ok()?.remove_container(name, Some(options)).await.ok() };
-        engine.runtime.block_on(remove);
+        engine.remove(name);
     }
+    let _ = fs::remove_file(list);
 }
 
 /// How the image's entry point wants a broker setting: `log.dirs` as KAFKA_LOG_DIRS.
@@ -94,7 +94,7 @@ struct Engine {
 }
 
 struct Described {
-    description: String,
+    title: String,
     address: String,
     ready: Box<dyn Fn() -> bool>,
 }
@@ -111,6 +111,12 @@ impl Engine {
         Some(Engine { runtime, host: remote.unwrap_or_else(|| "127.0.0.1".into()) })
     }
 
+    fn remove(&self, name: &str) {
+        let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
+        let remove = async { docker_client_instance().await.ok()?.remove_container(name, Some(options)).await.ok() };
+        self.runtime.block_on(remove);
+    }
+
     fn run(
         self,
         setup: &Setup,
@@ -120,10 +126,11 @@ impl Engine {
         described: Described,
         progress: &dyn Fn(&str),
     ) -> Option<Box<dyn Backend>> {
+        let title = &described.title;
         let id = setup.data.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let name = format!("{id}-{name}");
         note(&setup.directory, &name);
-        progress(&format!("preparing {} …", described.description));
+        progress(&format!("preparing a container of {title} …"));
         let local = self.host == "127.0.0.1";
         let request = request
             .with_container_name(&name)
@@ -142,7 +149,9 @@ impl Engine {
                 Some(Box::new(ContainerServer { runtime: self.runtime, container: Some(container), described }))
             }
             Err(error) => {
-                progress(&format!("no container for {}: {error}; trying local processes", described.description));
+                progress(&format!("no container of {title}: {error}; trying local processes"));
+                // It may have been made and not started.
+                self.remove(&name);
                 None
             }
         }
@@ -172,7 +181,7 @@ impl ContainerServer {
 
 impl Backend for ContainerServer {
     fn description(&self) -> String {
-        self.described.description.clone()
+        format!("{} (container)", self.described.title)
     }
 
     fn address(&self) -> String {
@@ -181,7 +190,7 @@ impl Backend for ContainerServer {
 
     fn start(&mut self) -> Result<(), Failure> {
         let Some(container) = &self.container else { return Ok(()) };
-        let what = &self.described.description;
+        let what = self.description();
         if !self.is_running() {
             self.runtime
                 .block_on(container.start())

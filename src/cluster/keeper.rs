@@ -10,6 +10,9 @@ use super::wire::{Action, ServerStatus};
 use super::{Server, kafka, postgres};
 use crate::error::Failure;
 
+/// How often a server that nobody asks about is looked at.
+const WATCH: Duration = Duration::from_secs(1);
+
 /// One way to run a server.
 pub(super) trait Backend {
     /// "Apache Kafka 4.2.0 (local JVM)"
@@ -53,7 +56,7 @@ pub(super) enum Event {
 pub(super) fn keep(server: Server, setup: &Setup, jobs: &Receiver<Job>, status: &Arc<Mutex<Option<ServerStatus>>>) {
     let mut backend: Option<Box<dyn Backend>> = None;
     loop {
-        match jobs.recv_timeout(Duration::from_millis(500)) {
+        match jobs.recv_timeout(WATCH) {
             Ok(job) => {
                 let progress = |text: &str| {
                     let _ = job.events.send(Event::Progress(text.to_owned()));

@@ -24,7 +24,7 @@ const LAST_STOP: Duration = Duration::from_secs(15);
 pub fn supervise(options: &Supervise) -> Result<Exit, Failure> {
     let place = Place { directory: options.directory.clone() };
     let broken = |error: io::Error| Failure::refused(format!("{}: {error}", place.directory.display()));
-    let Some(lock) = lock(&place).map_err(broken)? else { return Ok(Exit::Twin) };
+    let Some(lock) = take_lock(&place).map_err(broken)? else { return Ok(Exit::Twin) };
     if let Some(home) = place.directory.parent() {
         place::sweep(home, &place.directory);
     }
@@ -42,28 +42,28 @@ pub fn supervise(options: &Supervise) -> Result<Exit, Failure> {
 
     let (kafka, kafka_thread) = Keeper::spawn(Server::Kafka, setup.clone());
     let (postgres, postgres_thread) = Keeper::spawn(Server::Postgres, setup);
-    let house = Arc::new(House {
+    let supervisor = Arc::new(Supervisor {
         place: place.clone(),
         kafka,
         postgres,
-        use_: Mutex::new(Use::new()),
+        usage: Mutex::new(Use::new()),
         changed: Condvar::new(),
     });
     let listener = UnixListener::bind(place.socket()).map_err(broken)?;
-    stop_on_signals(house.clone())?;
-    let door = house.clone();
+    stop_on_signals(supervisor.clone())?;
+    let door = supervisor.clone();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let house = door.clone();
-            thread::spawn(move || serve(&house, Lines::new(stream)));
+            let supervisor = door.clone();
+            thread::spawn(move || serve(&supervisor, Lines::new(stream)));
         }
     });
-    house.wait_until_unused(options.grace);
+    supervisor.wait_until_unused(options.grace);
 
     // In this order: no new connection, servers gone, data gone, lock free.
     let _ = fs::remove_file(place.socket());
-    house.kafka.close();
-    house.postgres.close();
+    supervisor.kafka.close();
+    supervisor.postgres.close();
     let deadline = Instant::now() + LAST_STOP;
     for ended in [kafka_thread, postgres_thread] {
         let _ = ended.recv_timeout(deadline.saturating_duration_since(Instant::now()));
@@ -79,7 +79,7 @@ pub fn supervise(options: &Supervise) -> Result<Exit, Failure> {
 
 /// Takes the place's lock; `None` when another supervisor has it. Others look at the lock for an instant, so one
 /// failure means nothing.
-fn lock(place: &Place) -> io::Result<Option<File>> {
+fn take_lock(place: &Place) -> io::Result<Option<File>> {
     let file = File::options().create(true).truncate(false).write(true).open(place.lock())?;
     for _ in 0..50 {
         match file.try_lock() {
@@ -92,7 +92,7 @@ fn lock(place: &Place) -> io::Result<Option<File>> {
 }
 
 /// SIGTERM, SIGINT and SIGHUP stop the cluster in order.
-fn stop_on_signals(house: Arc<House>) -> Result<(), Failure> {
+fn stop_on_signals(supervisor: Arc<Supervisor>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -107,7 +107,7 @@ fn stop_on_signals(house: Arc<House>) -> Result<(), Failure> {
             };
             tokio::select! { _ = term.recv() => {}, _ = int.recv() => {}, _ = hup.recv() => {} }
         });
-        house.change(|u| u.stop = true);
+        supervisor.change(|u| u.stop = true);
     });
     Ok(())
 }
@@ -179,28 +179,28 @@ impl Use {
 }
 
 #[derive(Debug)]
-struct House {
+struct Supervisor {
     place: Place,
     kafka: Keeper,
     postgres: Keeper,
-    use_: Mutex<Use>,
+    usage: Mutex<Use>,
     changed: Condvar,
 }
 
-impl House {
-    fn usage(&self) -> MutexGuard<'_, Use> {
-        self.use_.lock().expect("no holder of the usage panics")
+impl Supervisor {
+    fn lock(&self) -> MutexGuard<'_, Use> {
+        self.usage.lock().expect("no holder of the usage panics")
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Use) -> T) -> T {
-        let answer = change(&mut self.usage());
+        let answer = change(&mut self.lock());
         self.changed.notify_all();
         answer
     }
 
     /// Blocks until the cluster is to stop, and closes the door.
     fn wait_until_unused(&self, grace: Duration) {
-        let mut usage = self.usage();
+        let mut usage = self.lock();
         loop {
             let patience = match (usage.was_used, usage.failed) {
                 (false, _) => FIRST_USER.max(grace),
@@ -226,7 +226,7 @@ impl House {
     }
 
     fn status(&self) -> Status {
-        let usage = self.usage();
+        let usage = self.lock();
         Status {
             pid: std::process::id(),
             directory: self.place.directory.clone(),
@@ -239,15 +239,15 @@ impl House {
 }
 
 /// One use; it ends with the connection.
-struct Hold<'a>(&'a House);
+struct Hold<'a>(&'a Supervisor);
 
 impl<'a> Hold<'a> {
     /// `None` when the cluster is stopping.
-    fn take(house: &'a House) -> Option<Hold<'a>> {
-        house.change(|u| {
+    fn take(supervisor: &'a Supervisor) -> Option<Hold<'a>> {
+        supervisor.change(|u| {
             u.users += usize::from(!u.closed);
             u.was_used = true;
-            (!u.closed).then_some(Hold(house))
+            (!u.closed).then_some(Hold(supervisor))
         })
     }
 }
@@ -262,25 +262,25 @@ impl Drop for Hold<'_> {
 }
 
 /// Answers one connection until it closes. A closed connection is how a user leaves: errors are not looked at.
-fn serve(house: &House, mut lines: Lines) {
+fn serve(supervisor: &Supervisor, mut lines: Lines) {
     let mut hold = None;
     while let Ok(Some(request)) = lines.receive::<Request>() {
         let answer = match request {
             Request::Hold { servers, pin } => {
                 if hold.is_none() {
-                    let Some(taken) = Hold::take(house) else { return };
+                    let Some(taken) = Hold::take(supervisor) else { return };
                     hold = Some(taken);
                 }
-                let result = act(house, &mut lines, &servers, Action::Start);
-                house.change(|u| {
+                let result = act(supervisor, &mut lines, &servers, Action::Start);
+                supervisor.change(|u| {
                     u.failed = result.is_err();
                     u.pinned |= pin && result.is_ok();
                 });
-                result.map(|()| Reply::Status(house.status()))
+                result.map(|()| Reply::Status(supervisor.status()))
             }
-            Request::Control { server, action } => act(house, &mut lines, &[server], action).map(|()| Reply::Done),
-            Request::Status => Ok(Reply::Status(house.status())),
-            Request::Release { force } => Ok(house.change(|u| {
+            Request::Control { server, action } => act(supervisor, &mut lines, &[server], action).map(|()| Reply::Done),
+            Request::Status => Ok(Reply::Status(supervisor.status())),
+            Request::Release { force } => Ok(supervisor.change(|u| {
                 u.pinned = false;
                 u.stop |= force || u.users == 0;
                 Reply::Released { stops: u.stop, users: u.users }
@@ -293,10 +293,10 @@ fn serve(house: &House, mut lines: Lines) {
 }
 
 /// Has the keepers of `servers` do `action` at the same time, and passes on what they say.
-fn act(house: &House, lines: &mut Lines, servers: &[Server], action: Action) -> Result<(), Failure> {
+fn act(supervisor: &Supervisor, lines: &mut Lines, servers: &[Server], action: Action) -> Result<(), Failure> {
     let (events, inbox) = channel();
     for server in servers {
-        house.keeper(*server).send(action, events.clone());
+        supervisor.keeper(*server).send(action, events.clone());
     }
     drop(events);
     let mut failures: Vec<Failure> = Vec::new();

@@ -30,7 +30,7 @@ impl KafkaTask {
     fn count(&self, outcome: Result<Outcome, Stop>) -> Result<(), Failure> {
         match outcome {
             Ok(Outcome::Processed { outputs: 0 }) => self.status.dropped.add(1),
-            Ok(Outcome::Processed { .. }) => {}
+            Ok(Outcome::Processed { outputs }) => self.status.records_out.add(u64::from(outputs)),
             Ok(Outcome::Rejected { node, reason }) => self.status.reject(&self.names[node.0], reason),
             Ok(Outcome::Skipped { .. }) => self.status.skipped.add(1),
             Err(stop) => return Err(Failure::stopped(stop.to_string())),

@@ -102,7 +102,6 @@ impl PostgresTask {
         let event_id = input.headers.last("semel-event-id").flatten().and_then(|id| std::str::from_utf8(id).ok());
         dead_letter(&mut self.letters, *id, target, &self.topology, event_id, input, reject);
         self.status.reject(&reject.node, reject.reason);
-        self.status.records_out.add(1);
     }
 
     fn submit(&mut self) {

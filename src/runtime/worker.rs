@@ -475,7 +475,6 @@ impl Desk {
             return Ok(false);
         }
         self.opened.get_or_insert_with(Instant::now);
-        let before = self.chunk.len();
         match &mut self.isolation {
             Some(Isolation { condemned: Some((partition, offset)), reason, .. })
                 if *offset == input.offset
@@ -487,7 +486,6 @@ impl Desk {
             _ => self.task.process(input, &mut self.chunk)?,
         }
         self.status.records_in.add(1);
-        self.status.records_out.add((self.chunk.len() - before) as u64);
         self.progress.processed(slot, input.offset);
         if self.isolation.is_some() {
             self.last = self.hot.as_ref().map(|(partition, _)| (partition.clone(), input.offset));

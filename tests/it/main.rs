@@ -6,6 +6,7 @@ mod check;
 mod cluster;
 mod explain;
 mod golden;
+mod job;
 mod kafka_edge;
 mod postgres_sink;
 mod quickstart;

@@ -8,7 +8,13 @@ const LONGEST_LINE: usize = 120;
 
 /// The modules of each layer, the lowest first. A module names its own layer and those before it.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("pure", &["record", "chunk", "reject", "error", "ids", "clock", "topology", "expr", "operator", "commit"]),
+    (
+        "pure",
+        &[
+            "chunk", "clock", "commit", "decimal", "error", "expr", "ids", "json", "operator", "record", "reject",
+            "topology",
+        ],
+    ),
     ("edge", &["kafka", "store", "sink", "dlq", "inspect"]),
     ("run", &["runtime", "observe", "testing", "cluster", "quickstart"]),
     ("shell", &["cli"]),
@@ -51,8 +57,9 @@ fn layers_point_one_way() {
 fn every_module_has_a_layer() {
     let known = |module: &str| layer_of(module).is_some() || ["lib", "main"].contains(&module);
     let files = rust_files("src");
-    let wrong: Vec<String> =
+    let mut wrong: Vec<String> =
         files.iter().map(|(path, _)| module_of(path)).filter(|m| !known(m)).map(str::to_owned).collect();
+    wrong.dedup();
     assert_none(&wrong);
 }
 
@@ -74,7 +81,7 @@ fn only_src_kafka_names_the_client() {
 fn pure_modules_touch_no_client_file_or_clock() {
     let mut wrong = Vec::new();
     for (path, text) in rust_files("src") {
-        if layer_of(module_of(&path)) != Some(0) || path.ends_with("clock.rs") || path.ends_with("tests.rs") {
+        if layer_of(module_of(&path)) != Some(0) || path.ends_with("clock.rs") || is_tests(&path) {
             continue;
         }
         for (number, line) in code_lines(&text).take_while(|(_, line)| !line.starts_with("mod tests")) {
@@ -142,7 +149,8 @@ fn no_file_knows_a_machine_or_a_registry() {
 #[test]
 fn no_line_ends_in_white_space_and_files_end_in_one_newline() {
     let mut wrong = Vec::new();
-    for (path, text) in text_files() {
+    // Expected outputs are compared byte for byte: theirs are not ours to tidy.
+    for (path, text) in text_files().into_iter().filter(|(path, _)| path.extension().is_none_or(|x| x != "txt")) {
         let ends = numbered(&text).filter(|(_, line)| line.ends_with([' ', '\t']));
         wrong.extend(ends.map(|(number, _)| format!("{}:{number}: white space at the end", path.display())));
         if !text.is_empty() && (!text.ends_with('\n') || text.ends_with("\n\n")) {
@@ -167,7 +175,7 @@ fn every_shipped_topology_has_tests() {
 fn modules_and_public_types_say_what_they_are() {
     let mut wrong = Vec::new();
     for (path, text) in rust_files("src") {
-        if !text.starts_with("//!") && !path.ends_with("main.rs") && !path.ends_with("tests.rs") {
+        if !text.starts_with("//!") && !path.ends_with("main.rs") && !is_tests(&path) {
             wrong.push(format!("{}: does not begin with //!", path.display()));
         }
         let mut documented = false;
@@ -200,6 +208,11 @@ fn root() -> &'static Path {
 fn module_of(path: &Path) -> &str {
     let first = path.iter().nth(1).and_then(|part| part.to_str()).unwrap_or_default();
     first.strip_suffix(".rs").unwrap_or(first)
+}
+
+/// `tests.rs` and `error_tests.rs`, which stand beside the file that they test.
+fn is_tests(path: &Path) -> bool {
+    path.to_string_lossy().ends_with("tests.rs")
 }
 
 /// How many modules deep a file is: `src/chunk.rs` and `src/kafka/mod.rs` 1, `src/kafka/admin.rs` 2.

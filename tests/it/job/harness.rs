@@ -1,0 +1,369 @@
+//! A job under test: topics and a table of its own, a topology file, the processes that run it, and what came out.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use semel::chunk::{Chunk, TargetId};
+use semel::cluster::Cluster;
+use semel::kafka::{Admin, At, Connection, Consumer, ConsumerOptions, Isolation, Polled, Producer, ProducerOptions};
+use semel::record::{Position, TopicPartition};
+use tempfile::TempDir;
+
+use crate::support;
+
+/// What the tests wait for at most; a broker that was killed takes its time.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+const ASK: Duration = Duration::from_secs(20);
+
+/// A job of its own on a cluster.
+pub struct Job {
+    pub name: String,
+    pub brokers: String,
+    pub database_url: String,
+    pub admin: Admin,
+    dir: TempDir,
+}
+
+/// A record as it lies in a topic.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stored {
+    pub partition: i32,
+    pub offset: i64,
+    pub timestamp: Option<i64>,
+    pub key: Option<Vec<u8>>,
+    pub value: Option<Vec<u8>>,
+    pub headers: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+}
+
+impl Stored {
+    /// The value as text.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(self.value.as_deref().expect("a value")).expect("UTF-8")
+    }
+
+    /// The last header of that name, as text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let header = self.headers.iter().rev().find(|(n, _)| n == name.as_bytes())?;
+        std::str::from_utf8(header.1.as_deref()?).ok()
+    }
+}
+
+/// A record to produce.
+#[derive(Clone, Debug, Default)]
+pub struct Record<'a> {
+    pub partition: i32,
+    pub timestamp: Option<i64>,
+    pub key: Option<&'a [u8]>,
+    pub value: Option<&'a [u8]>,
+    pub headers: Vec<(&'a [u8], Option<&'a [u8]>)>,
+}
+
+impl Job {
+    /// Topics `<name>.in` (of so many partitions) and `<name>.out` are the job's; only the first is made.
+    pub fn new(cluster: &Cluster, prefix: &str, partitions: i32) -> Job {
+        let name = support::unique(prefix);
+        let connection = Connection::new(cluster.brokers.clone(), "semel-tests");
+        let admin = Admin::new(&connection, ASK).unwrap();
+        admin.create_topic(&format!("{name}.in"), partitions, 1, &BTreeMap::new()).unwrap();
+        Job {
+            name,
+            brokers: cluster.brokers.clone(),
+            database_url: cluster.database_url.clone(),
+            admin,
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    pub fn topic(&self, suffix: &str) -> String {
+        format!("{}.{suffix}", self.name)
+    }
+
+    /// The job's table: its name in SQL.
+    pub fn table(&self) -> String {
+        self.name.replace('-', "_")
+    }
+
+    /// Writes the topology file: `NAME` and `THE_TABLE` in the text become the job's.
+    pub fn file(&self, text: &str) -> PathBuf {
+        let path = self.dir.path().join("job.toml");
+        let head = "[kafka]\nbrokers = \"${KAFKA_BROKERS}\"\n";
+        let text = text.replace("THE_TABLE", &self.table()).replace("NAME", &self.name).replace("[kafka]\n", head);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// `semel ARGS`, with the job's cluster and state folder.
+    pub fn semel(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(support::SEMEL);
+        command.args(args).env("KAFKA_BROKERS", &self.brokers).env("DATABASE_URL", &self.database_url);
+        command.env("XDG_STATE_HOME", self.dir.path().join("state")).env("NO_COLOR", "1");
+        command
+    }
+
+    /// Runs the job to the end of its input; panics where it does not exit 0.
+    pub fn drain(&self, file: &PathBuf) -> serde_json::Value {
+        let output = self.run_drain(file);
+        assert!(
+            output.status.success(),
+            "semel run --drain: {}\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    pub fn run_drain(&self, file: &PathBuf) -> Output {
+        let args = ["run", file.to_str().unwrap(), "--drain", "--quiet", "--json"];
+        wait_with_output(self.semel(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Starts `semel run`; its log goes to a file that failing tests show.
+    pub fn start(&self, file: &PathBuf) -> Process {
+        let log = self.dir.path().join("run.log");
+        let to = fs::File::options().create(true).append(true).open(&log).unwrap();
+        let args = ["run", file.to_str().unwrap(), "--quiet"];
+        Process { child: self.semel(&args).stdout(Stdio::null()).stderr(to).spawn().unwrap(), log }
+    }
+
+    /// Produces records and waits until all are acknowledged.
+    pub fn produce<'a>(&self, suffix: &str, records: impl IntoIterator<Item = Record<'a>>) {
+        let topic = self.topic(suffix);
+        let mut producer = Feed::new(self, &topic);
+        records.into_iter().for_each(|record| producer.push(&record));
+        producer.flush();
+    }
+
+    /// All committed records of a topic, partition by partition.
+    pub fn read(&self, suffix: &str) -> Vec<Stored> {
+        read_committed(&self.brokers, &self.admin, &self.topic(suffix))
+    }
+
+    /// The positions of a group in a topic.
+    pub fn positions(&self, group: &str, suffix: &str) -> Vec<Option<i64>> {
+        let partitions = self.partitions(suffix);
+        let committed = self.admin.committed(group, &partitions, true).unwrap();
+        committed.into_iter().map(|(_, position)| position.unwrap().map(|p| p.0)).collect()
+    }
+
+    /// The ends of a topic's partitions: `ReadCommitted` gives the last stable offsets.
+    pub fn ends(&self, suffix: &str, isolation: Isolation) -> Vec<i64> {
+        let asked: Vec<_> = self.partitions(suffix).into_iter().map(|p| (p, At::Latest)).collect();
+        self.admin.offsets(&asked, isolation).unwrap().into_iter().map(|(_, end)| end.unwrap().0).collect()
+    }
+
+    pub fn partitions(&self, suffix: &str) -> Vec<TopicPartition> {
+        let topic = self.topic(suffix);
+        let count = self.admin.topic(&topic).unwrap().unwrap_or_else(|| panic!("no topic {topic}")).partitions;
+        (0..count).map(|p| TopicPartition::new(topic.as_str(), p)).collect()
+    }
+
+    /// Runs SQL and answers the rows as text.
+    pub fn sql(&self, statement: &str) -> Vec<Vec<Option<String>>> {
+        sql(&self.database_url, &statement.replace("THE_TABLE", &self.table()))
+    }
+}
+
+/// Runs SQL of one or more statements and answers the last one's rows as text.
+pub fn sql(url: &str, statement: &str) -> Vec<Vec<Option<String>>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let messages = client.simple_query(statement).await.unwrap_or_else(|e| panic!("{statement}: {e:?}"));
+        let rows = messages.into_iter().filter_map(|message| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => {
+                Some((0..row.len()).map(|i| row.get(i).map(str::to_owned)).collect())
+            }
+            _ => None,
+        });
+        rows.collect()
+    })
+}
+
+/// All committed records of a topic, partition by partition.
+pub fn read_committed(brokers: &str, admin: &Admin, topic: &str) -> Vec<Stored> {
+    let info = admin.topic(topic).unwrap().unwrap_or_else(|| panic!("no topic {topic}"));
+    let partitions: Vec<_> = (0..info.partitions).map(|p| TopicPartition::new(topic, p)).collect();
+    let asked: Vec<_> = partitions.iter().map(|p| (p.clone(), At::Latest)).collect();
+    let ends = admin.offsets(&asked, Isolation::ReadUncommitted).unwrap();
+    let asked: Vec<_> = partitions.iter().map(|p| (p.clone(), At::Earliest)).collect();
+    let starts: Vec<_> = admin.offsets(&asked, Isolation::ReadUncommitted).unwrap();
+    let starts: Vec<_> = starts.into_iter().map(|(p, start)| (p, start.unwrap_or(Position(0)))).collect();
+
+    let group = support::unique("reader");
+    let mut consumer = Consumer::new(&Connection::new(brokers, "semel-tests"), &ConsumerOptions::new(&group)).unwrap();
+    consumer.assign(&starts).unwrap();
+    let mut records = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Polled::Record(message) = consumer.poll(Duration::from_millis(20)) {
+            let input = message.to_input(Vec::new());
+            records.push(Stored {
+                partition: input.partition,
+                offset: input.offset.0,
+                timestamp: input.timestamp,
+                key: input.key.map(<[u8]>::to_vec),
+                value: input.value.map(<[u8]>::to_vec),
+                headers: input.headers.0.iter().map(|(n, v)| (n.to_vec(), v.map(<[u8]>::to_vec))).collect(),
+            });
+            continue;
+        }
+        let at: BTreeMap<_, _> = consumer.position(&partitions).into_iter().collect();
+        let start: BTreeMap<_, _> = starts.iter().cloned().collect();
+        let done = ends.iter().all(|(p, end)| {
+            let at = at.get(p).copied().flatten().unwrap_or(start[p]);
+            end.is_none_or(|end| at >= end)
+        });
+        if done {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{topic} cannot be read to its end: at {at:?} of {ends:?}");
+    }
+    records.sort();
+    records
+}
+
+/// Produces to one topic.
+pub struct Feed {
+    producer: Producer,
+    chunk: Chunk,
+}
+
+impl Feed {
+    pub fn new(job: &Job, topic: &str) -> Feed {
+        let info = job.admin.topic(topic).unwrap().unwrap_or_else(|| panic!("no topic {topic}"));
+        let options = ProducerOptions { transactional_id: None, transaction_timeout: PATIENCE, queue_bytes: 32 << 20 };
+        let connection = Connection::new(job.brokers.clone(), "semel-tests-feed");
+        Feed { producer: Producer::new(&connection, &options, &[info.target(topic)]).unwrap(), chunk: Chunk::default() }
+    }
+
+    pub fn push(&mut self, record: &Record<'_>) {
+        let mut out = self.chunk.push(TargetId(0));
+        out.partition(record.partition).timestamp(record.timestamp).key(record.key).value(record.value);
+        for (name, value) in &record.headers {
+            out.header(name, *value);
+        }
+        out.finish();
+        while let Err(error) = self.producer.produce(&self.chunk.get(0)) {
+            assert!(error.is_queue_full(), "{error}");
+            self.producer.flush(Duration::from_millis(100)).ok();
+        }
+        self.chunk.clear();
+    }
+
+    /// Waits until all is acknowledged.
+    pub fn flush(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.producer.flush(Duration::from_secs(1)).is_err() {
+            assert!(Instant::now() < deadline, "records are not acknowledged");
+        }
+        assert!(self.producer.failed_deliveries().is_none(), "a record was not delivered");
+    }
+}
+
+/// Keeps producing `rate` records a second from a thread until stopped; `make(i)` answers key and value.
+pub struct Load<'scope> {
+    stop: std::sync::Arc<AtomicBool>,
+    thread: std::thread::ScopedJoinHandle<'scope, u64>,
+}
+
+impl<'scope> Load<'scope> {
+    pub fn start<'env>(
+        scope: &'scope std::thread::Scope<'scope, 'env>,
+        job: &'env Job,
+        rate: u64,
+        partitions: i32,
+        make: impl Fn(u64) -> (String, String) + Send + 'scope,
+    ) -> Load<'scope> {
+        let stop = std::sync::Arc::new(AtomicBool::new(false));
+        let flag = std::sync::Arc::clone(&stop);
+        let thread = scope.spawn(move || {
+            let mut feed = Feed::new(job, &job.topic("in"));
+            let (started, mut sent) = (Instant::now(), 0);
+            while !flag.load(Ordering::Relaxed) {
+                let due = (started.elapsed().as_secs_f64() * rate as f64) as u64;
+                while sent < due {
+                    let (key, value) = make(sent);
+                    let partition = semel::operator::partition(Some(key.as_bytes()), 0, partitions);
+                    feed.push(&Record {
+                        partition,
+                        key: Some(key.as_bytes()),
+                        value: Some(value.as_bytes()),
+                        ..Record::default()
+                    });
+                    sent += 1;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            feed.flush();
+            sent
+        });
+        Load { stop, thread }
+    }
+
+    /// Stops and answers how many records were produced, all acknowledged.
+    pub fn stop(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// A running `semel run`. Killed when dropped.
+pub struct Process {
+    pub child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        nix::sys::signal::kill(pid, signal).unwrap();
+    }
+
+    /// kill -9, and gone.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM: exits 0 in good order.
+    pub fn stop(mut self) {
+        self.signal(nix::sys::signal::Signal::SIGTERM);
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status} on SIGTERM\n{}", self.log());
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits for a process, for [`PATIENCE`] at most.
+pub fn wait_with_output(child: Child) -> Output {
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    let (done, waiting) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if waiting.recv_timeout(PATIENCE * 2).is_err_and(|e| e == std::sync::mpsc::RecvTimeoutError::Timeout) {
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+    });
+    let output = child.wait_with_output().unwrap();
+    drop(done);
+    watchdog.join().unwrap();
+    output
+}

@@ -1,0 +1,9 @@
+//! Whole jobs: the `semel` binary on a real broker and a real Postgres, with the faults that a job meets.
+
+mod harness;
+mod instances;
+mod kill;
+mod outages;
+mod positions;
+mod records;
+mod refusals;

@@ -1,0 +1,107 @@
+//! Positions: next offset to read, never redone, never outside the log without a word.
+
+use semel::kafka::Isolation;
+use semel::record::Position;
+
+use super::harness::{Job, PATIENCE, Record};
+use crate::support;
+
+const PASS: &str = r#"
+name = "NAME"
+[kafka]
+[sources.all]
+type = "kafka"
+topics = ["NAME.in"]
+format = "json"
+[transforms.few]
+type = "filter"
+inputs = ["all"]
+condition = ".keep == true"
+[sinks.out]
+type = "kafka"
+inputs = ["few"]
+topic = "NAME.out"
+create = { partitions = 2 }
+"#;
+
+fn value(text: &str) -> Record<'_> {
+    Record { value: Some(text.as_bytes()), ..Record::default() }
+}
+
+#[test]
+fn a_job_restarted_ten_times_at_an_idle_topic_redoes_nothing() {
+    let Some(cluster) = support::broker("ten restarts at an idle topic") else { return };
+    let job = Job::new(cluster, "idle", 2);
+    let file = job.file(PASS);
+    job.produce("in", (0..5).map(|_| value(r#"{"keep":true}"#)));
+    for _ in 0..10 {
+        job.drain(&file);
+        assert_eq!(job.read("out").len(), 5);
+        assert_eq!(job.positions(&job.name, "in"), [Some(5), Some(0)]);
+    }
+}
+
+#[test]
+fn positions_advance_where_a_filter_drops_everything() {
+    let Some(cluster) = support::broker("a filter that drops everything") else { return };
+    let job = Job::new(cluster, "drop", 2);
+    let file = job.file(PASS);
+    job.produce("in", (0..7).map(|_| value(r#"{"keep":false}"#)));
+    let report = job.drain(&file);
+    assert_eq!(report["stages"][0]["dropped"], 7);
+    assert_eq!(job.positions(&job.name, "in"), [Some(7), Some(0)]);
+    assert_eq!(job.read("out"), []);
+    job.produce("in", [value(r#"{"keep":true}"#)]);
+    job.drain(&file);
+    assert_eq!(job.read("out").len(), 1);
+    assert_eq!(job.positions(&job.name, "in"), [Some(8), Some(0)]);
+}
+
+#[test]
+fn a_position_below_the_log_stops_the_job_and_names_both() {
+    let Some(cluster) = support::broker("a position below the log") else { return };
+    let job = Job::new(cluster, "below", 1);
+    let file = job.file(PASS);
+    job.produce("in", (0..4).map(|_| value(r#"{"keep":true}"#)));
+    job.drain(&file);
+    job.produce("in", (0..6).map(|_| value(r#"{"keep":true}"#)));
+    job.admin.delete_records(&[(job.partitions("in")[0].clone(), Position(8))]).unwrap();
+    let output = job.run_drain(&file);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(5), "{message}");
+    assert!(message.contains("is 4, but the log holds offsets 8 to 10"), "{message}");
+    assert_eq!(job.read("out").len(), 4);
+    assert_eq!(job.positions(&job.name, "in"), [Some(4)]);
+}
+
+#[test]
+fn a_start_at_the_latest_is_resolved_once() {
+    let Some(cluster) = support::broker("start = latest") else { return };
+    let job = Job::new(cluster, "latest", 1);
+    let file = job.file(&PASS.replace("format = \"json\"", "format = \"json\"\nstart = \"latest\""));
+    job.produce("in", (0..3).map(|_| value(r#"{"keep":true}"#)));
+    let process = job.start(&file);
+    support::eventually(PATIENCE, "the start is committed", || job.positions(&job.name, "in") == [Some(3)]);
+    process.kill();
+    // Produced while nobody runs: after a restart these are neither skipped nor taken for the start.
+    job.produce("in", (0..2).map(|_| value(r#"{"keep":true}"#)));
+    job.drain(&file);
+    assert_eq!(job.read("out").len(), 2);
+}
+
+#[test]
+fn lag_reads_zero_behind_transaction_markers() {
+    let Some(cluster) = support::broker("lag behind markers") else { return };
+    let job = Job::new(cluster, "markers", 1);
+    let first = job.file(PASS);
+    job.produce("in", (0..3).map(|_| value(r#"{"keep":true}"#)));
+    job.drain(&first);
+    // A second job reads what the first wrote in a transaction: a marker ends the topic.
+    let text = PASS.replace("name = \"NAME\"", "name = \"NAME-two\"");
+    let second = job.file(&text.replace("NAME.out", "NAME.end").replace("NAME.in", "NAME.out"));
+    job.drain(&second);
+    let group = format!("{}-two", job.name);
+    let positions: Vec<i64> = job.positions(&group, "out").into_iter().map(|p| p.unwrap_or(0)).collect();
+    assert_eq!(positions, job.ends("out", Isolation::ReadUncommitted));
+    assert_eq!(job.read("end").len(), 3);
+}
