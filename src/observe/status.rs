@@ -38,6 +38,9 @@ pub struct StageStatus {
     /// Partitions now assigned.
     pub assigned: AtomicU64,
     pub rows: Counter,
+    /// Records whose batch held a higher version of their row.
+    pub superseded: Counter,
+    /// Records that the version guard ignored: the table, or their batch, had that version or a higher one before.
     pub stale: Counter,
     pub ties: Counter,
     rejects: Mutex<BTreeMap<(String, &'static str), u64>>,

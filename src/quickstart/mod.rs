@@ -143,7 +143,7 @@ fn now_ms() -> i64 {
 }
 
 fn produce(topics: &Topics, records: &[Record], stop: &AtomicBool, say: &dyn Fn(&str)) -> Result<(), Failure> {
-    let style = "producing orders {wide_bar} {human_pos}/{human_len} ({per_sec:.0})";
+    let style = "producing orders {wide_bar} {human_pos}/{human_len}";
     let style = ProgressStyle::with_template(style).expect("a template of ours");
     // Hidden where stderr is no terminal.
     let bar = ProgressBar::with_draw_target(Some(records.len() as u64), ProgressDrawTarget::stderr()).with_style(style);
@@ -211,6 +211,7 @@ fn report(
         rows: found.rows.len() as u64,
         deleted: found.rows.iter().filter(|row| row.deleted).count() as u64,
         written: sum(|s| s.rows.get()),
+        superseded: sum(|s| s.superseded.get()),
         stale: sum(|s| s.stale.get()),
         ties: sum(|s| s.ties.get()),
         transactions: sum(|s| s.commits.get()),

@@ -29,23 +29,25 @@ pub struct Record {
 }
 
 /// Makes `count` records in the order in which they are sent. Event times rise by [`STEP_MS`] and end at `end_ms`;
-/// some events are sent late, some twice, a few values are no JSON, and one event has a quantity of 0, which the
+/// some events are sent late, some twice, a few values are no JSON, and one order has a quantity of 0, which the
 /// table's CHECK refuses. The same seed makes the same records.
 pub fn generate(count: usize, seed: u64, end_ms: i64) -> Vec<Record> {
     let mut random = Random(seed);
     let sound = count - BROKEN.len();
     let start_ms = end_ms - sound as i64 * STEP_MS;
-    let mut shop = Shop::new(OPEN_ORDERS.min(sound / 25).max(1), sound / 2);
+    let mut shop = Shop { open: Vec::new(), open_most: OPEN_ORDERS.min(sound / 25).max(1), orders: 0 };
+    let refused = sound / 2;
     // Where in the stream each record is sent; most events at once.
     let mut sent: Vec<(usize, Record)> = Vec::with_capacity(count);
     let latest = (sound as u64 / 10).clamp(1, 4_000);
     let mut at = 0;
     while sent.len() < sound {
         at += 1;
-        let record = shop.next(&mut random, start_ms + at as i64 * STEP_MS);
+        let time = start_ms + at as i64 * STEP_MS;
+        let record = if at == refused { shop.refused(at, time) } else { shop.next(&mut random, at, time) };
         // Late enough to overtake: the next update of an order is on average as many events away as orders are open.
         let delay = if random.percent(10) { random.below(latest) } else { 0 };
-        if sent.len() + 1 < sound && !shop.refused_was_last() && random.percent(2) {
+        if sent.len() + 1 < sound && at != refused && random.percent(2) {
             let again = delay + 1 + random.below(latest);
             sent.push((at + again as usize, record.clone()));
         }
@@ -75,23 +77,11 @@ struct Shop {
     open: Vec<Order>,
     open_most: usize,
     orders: u64,
-    events: usize,
-    /// The event that gets a quantity that the table refuses.
-    refused: usize,
 }
 
 impl Shop {
-    fn new(open_most: usize, refused: usize) -> Shop {
-        Shop { open: Vec::new(), open_most, orders: 0, events: 0, refused }
-    }
-
-    fn refused_was_last(&self) -> bool {
-        self.events == self.refused
-    }
-
     /// The next event of one of the open orders.
-    fn next(&mut self, random: &mut Random, time: i64) -> Record {
-        self.events += 1;
+    fn next(&mut self, random: &mut Random, event: usize, time: i64) -> Record {
         while self.open.len() < self.open_most {
             self.orders += 1;
             self.open.push(Order {
@@ -105,10 +95,8 @@ impl Shop {
         let at = random.below(self.open.len() as u64) as usize;
         let order = &mut self.open[at];
         order.version += 1;
-        let refused = self.events == self.refused;
         let status = match order.version {
             1 => "placed",
-            _ if refused => "paid",
             _ if random.percent(3) => "cancelled",
             _ if random.percent(4) => "deleted",
             2 => "paid",
@@ -119,20 +107,27 @@ impl Shop {
         if order.version == 2 && random.percent(20) {
             order.qty = 1 + random.below(9);
         }
-        let record = record(self.events, order, status, if refused { 0 } else { order.qty }, time);
+        let record = record(event, order, status, time);
         if ["cancelled", "deleted", "delivered"].contains(&status) {
             self.open.swap_remove(at);
         }
         record
     }
+
+    /// An order that no table takes. It has one version: a later one could spare the database the sight of it.
+    fn refused(&mut self, event: usize, time: i64) -> Record {
+        self.orders += 1;
+        record(event, &Order { number: self.orders, customer: 1, version: 1, qty: 0, cents: 1990 }, "placed", time)
+    }
 }
 
-fn record(event: usize, order: &Order, status: &str, qty: u64, time: i64) -> Record {
+fn record(event: usize, order: &Order, status: &str, time: i64) -> Record {
     let key = format!("o-{:06}", order.number);
     let created_at = DateTime::from_timestamp_millis(time).unwrap_or_default().format("%Y-%m-%dT%H:%M:%S%.3fZ");
     let value = format!(
-        r#"{{"event_id":"e-{event:07}","order_id":"{key}","customer_id":"c-{:04}","status":"{status}","qty":{qty},"price":{}.{:02},"version":{},"created_at":"{created_at}","note":"{}"}}"#,
+        r#"{{"event_id":"e-{event:07}","order_id":"{key}","customer_id":"c-{:04}","status":"{status}","qty":{},"price":{}.{:02},"version":{},"created_at":"{created_at}","note":"{}"}}"#,
         order.customer,
+        order.qty,
         order.cents / 100,
         order.cents % 100,
         order.version,

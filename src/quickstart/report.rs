@@ -36,8 +36,10 @@ pub struct Report {
     pub rows: u64,
     /// Of them, marked as deleted.
     pub deleted: u64,
-    /// Rows written, of the same order again and again.
+    /// Updates that reached their row.
     pub written: u64,
+    /// Updates whose batch held a higher version of their row.
+    pub superseded: u64,
     /// Updates that the version guard ignored.
     pub stale: u64,
     /// Of the same version with other content, ignored as well.
@@ -104,12 +106,14 @@ impl Report {
             "rows": self.rows,
             "deleted_rows": self.deleted,
             "stale": self.stale,
-            "dead_letters": rejected,
+            "dead_letters": self.rejects(),
+            "rejects": rejected,
             "produced": self.records,
             "filtered": self.cancelled,
             "sent_twice": self.repeated,
             "sent_late": self.late,
-            "rows_written": self.written,
+            "updates_applied": self.written,
+            "updates_superseded": self.superseded,
             "ties": self.ties,
             "transactions": self.transactions,
             "positions": positions,
@@ -158,6 +162,8 @@ impl Report {
         let mut line = |count: u64, what: &str| counted(out, count, what);
         line(self.rows, "rows in table orders, one an order");
         line(self.deleted, "  of them marked as deleted");
+        line(self.written, "updates written to them");
+        line(self.superseded, "updates passed over: their batch held a higher version");
         line(self.stale, "stale updates ignored by the version guard");
         if self.ties > 0 {
             line(self.ties, "updates of an equal version with other content, ignored as well");

@@ -115,7 +115,8 @@ impl PostgresTask {
         let Some(answer) = self.writer.poll(wait) else { return Ok(false) };
         let Applied { rows, superseded, stale, ties, rejects, batch, .. } = answer?;
         self.status.rows.add(rows);
-        self.status.stale.add(superseded + stale);
+        self.status.superseded.add(superseded);
+        self.status.stale.add(stale);
         self.status.ties.add(ties);
         self.spare.push(batch);
         if let Some(Some(kept)) = self.flying.pop_front() {
