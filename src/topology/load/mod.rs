@@ -1,7 +1,5 @@
 //! Reads a file and reports all that is wrong with it in one run.
 
-use std::time::Duration;
-
 use sha2::{Digest, Sha256};
 use toml::de::{DeTable, DeValue};
 
@@ -23,6 +21,8 @@ mod read;
 mod semantics;
 mod sinks;
 mod sources;
+#[cfg(test)]
+mod tests;
 mod toml_string;
 mod top;
 mod topics;
@@ -76,10 +76,10 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     let top = cx.table(root, 0..0, &keys::TOP, "the file")?;
     let name = cx.required_string(&top, "name", "such as name = \"orders\"");
     if let Some(name) = name.as_ref().filter(|name| !name.unset) {
-        nodes::check_name(cx, &name.value, name.span.clone(), "topology");
+        nodes::check_name(cx, &name.value, &name.shown, name.span.clone(), "topology");
     }
     let settings = top::settings(cx, &top);
-    let kafka = kafka_table(cx, &top, settings.transaction_timeout);
+    let kafka = kafka_table(cx, &top, &settings);
     let drafts = drafts(cx, &top);
     check_names(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
     let inputs = graph::connect(cx, &drafts);
@@ -113,9 +113,10 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     })
 }
 
-fn kafka_table(cx: &mut Cx<'_>, top: &Table<'_>, transaction_timeout: Duration) -> Option<Kafka> {
+fn kafka_table(cx: &mut Cx<'_>, top: &Table<'_>, settings: &top::Settings) -> Option<Kafka> {
+    let timeouts = kafka::Timeouts { transaction: settings.transaction_timeout, session: settings.session_timeout };
     match top.get("kafka") {
-        Some(item) => kafka::read(cx, item, top.key_span("kafka"), transaction_timeout),
+        Some(item) => kafka::read(cx, item, top.key_span("kafka"), &timeouts),
         None => {
             let help = "add [kafka] with brokers = \"${KAFKA_BROKERS:-localhost:9092}\"";
             cx.missing(top, "kafka", help);
