@@ -179,7 +179,8 @@ fn test_values_keep_their_order_and_their_digits() {
          [sources.in]\ntype = \"kafka\"\ntopics = [\"in\"]\n\
          [sinks.out]\ntype = \"kafka\"\ninputs = [\"in\"]\ntopic = \"out\"\n\
          [[tests]]\nname = \"x\"\n[[tests.inputs]]\nsource = \"in\"\ntimestamp = 1970-01-01T00:00:01+00:00\n\
-         value = { z = 1.50, a = [+1, 0x10, -0.0, 1e3], t = 2026-01-31T00:00:00Z, s = \"\\u00e5\\n\", o = { b = true } }\n\
+         value = { z = 1.50, a = [+1, 0x10, -0.0, 1e3], t = 2026-01-31T00:00:00Z, \
+         s = \"\\u00e5\\n\", o = { b = true } }\n\
          [[tests.outputs]]\nsink = \"out\"\nrecords = []\n",
     );
     let input = &t.tests[0].inputs[0];
