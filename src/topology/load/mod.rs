@@ -1,5 +1,7 @@
 //! Reads a file and reports all that is wrong with it in one run.
 
+use std::ops::Range;
+
 use sha2::{Digest, Sha256};
 use toml::de::{DeTable, DeValue};
 
@@ -61,15 +63,21 @@ pub fn load(text: &str, file: &str, env: &dyn Fn(&str) -> Option<String>) -> Loa
     Loaded { topology: topology.filter(|_| good).map(|topology| Topology { unset, ..topology }), findings }
 }
 
-/// The finding that `file` has the `name` of another file: run together, they would share a consumer group.
-pub fn duplicate_topology(text: &str, file: &str, other: &str) -> Finding {
-    let mut found = Findings::new(file, text);
+/// Bytes of the file where a setting stands, such as `["sinks", "orders_table", "table"]`: its value; where there is
+/// none,
+/// the name of the innermost table on the way that there is. For findings of what is only known outside the file.
+pub fn locate(text: &str, path: &[&str]) -> Range<usize> {
     let (root, _) = DeTable::parse_recoverable(text);
-    let span = root.get_ref().get("name").map_or(0..0, |item| item.span());
-    found
-        .error(code::DUPLICATE_TOPOLOGY, span, format!("{other} has the same `name`"))
-        .help("two topologies need two names: the name is their consumer group");
-    found.finish().remove(0)
+    let mut entries = root.get_ref();
+    let mut span = 0..0;
+    for name in path {
+        let Some((key, item)) = entries.get_key_value(*name) else { return span };
+        match item.get_ref() {
+            DeValue::Table(inner) => (entries, span) = (inner, key.span()),
+            _ => return item.span(),
+        }
+    }
+    span
 }
 
 fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {

@@ -150,6 +150,16 @@ fn a_postgres_sink_is_read() {
 }
 
 #[test]
+fn settings_are_located_by_their_path() {
+    let at = |path: &[&str]| &FULL[locate(FULL, path)];
+    assert_eq!(at(&["name"]), "\"shop\"");
+    assert_eq!(at(&["sinks", "table", "table"]), "\"s.t\"");
+    assert_eq!(at(&["sinks", "table", "nothing"]), "table", "the header of the table that it would be in");
+    assert_eq!(at(&["sinks", "out", "create", "partitions"]), "\"4\"");
+    assert_eq!(locate("name =", &["name"]).len(), 0);
+}
+
+#[test]
 fn defaults_are_those_of_the_reference() {
     let t = topology(
         "name = \"t\"\nkafka.brokers = \"localhost\"\n\
