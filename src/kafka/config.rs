@@ -85,6 +85,8 @@ impl Settings {
         }
         // One after the other: a later one also overrides an earlier one of another name (`request.required.acks`).
         let config = Config::new();
+        // A broker that comes back is met within a second; the default waits up to ten.
+        config.set("reconnect.backoff.max.ms", "1000")?;
         for (name, value) in &self.defaults {
             config.set(name, value)?;
         }
