@@ -1,1 +1,181 @@
-//! Event identity.
+//! Event identity: a UUID made once at the event's source, the same on every attempt.
+//!
+//! A UUIDv7 that the source declares is used as it is. Everything else is hashed (SHA-256 over length-prefixed parts)
+//! into a UUID of the same shape: version 7 where the event has a time of its own, else version 8.
+
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+use uuid::{Uuid, Variant};
+
+use crate::record::Offset;
+
+/// The header that carries an event id, as hyphenated lower-case text.
+pub const HEADER: &str = "semel-event-id";
+
+/// The identity of an event.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EventId(Uuid);
+
+impl EventId {
+    /// The id of an event that its source declares: a UUIDv7 as it is; any other text is scoped by the source node and
+    /// hashed, with the milliseconds of the event's declared time if there is one.
+    pub fn declared(source: &str, id: &str, time_ms: Option<i64>) -> EventId {
+        match Uuid::try_parse(id) {
+            Ok(uuid) if is_v7(&uuid) => EventId(uuid),
+            _ => EventId(shaped(hash("declared", &[source.as_bytes(), id.as_bytes()]), time_ms)),
+        }
+    }
+
+    /// The id that a header carries: a UUID as it is, any other text as if it had been declared. `None` for what is
+    /// empty or not UTF-8.
+    pub fn carried(source: &str, value: &[u8], time_ms: Option<i64>) -> Option<EventId> {
+        if let Ok(uuid) = Uuid::try_parse_ascii(value) {
+            return Some(EventId(uuid));
+        }
+        let text = std::str::from_utf8(value).ok().filter(|text| !text.is_empty())?;
+        Some(EventId::declared(source, text, time_ms))
+    }
+
+    /// The id of a record by its place in the log: it survives redelivery, but not a producer's second send.
+    pub fn at(topic: Uuid, partition: i32, offset: Offset) -> EventId {
+        let parts = [&topic.as_bytes()[..], &partition.to_be_bytes(), &offset.0.to_be_bytes()];
+        EventId(shaped(hash("coordinates", &parts), None))
+    }
+
+    /// The id of an output: `index` counts the outputs that one input has in one sink.
+    pub fn derived(self, topology: &str, sink: &str, index: u32) -> EventId {
+        let parts = [&self.0.as_bytes()[..], topology.as_bytes(), sink.as_bytes(), &index.to_be_bytes()];
+        EventId(shaped(hash("derived", &parts), self.time_ms()))
+    }
+
+    /// Milliseconds since the epoch, of an id that has a time.
+    pub fn time_ms(self) -> Option<i64> {
+        is_v7(&self.0).then(|| (self.0.as_u128() >> 80) as i64)
+    }
+
+    /// The id as a UUID.
+    pub fn uuid(self) -> Uuid {
+        self.0
+    }
+
+    /// The text of the header.
+    pub fn text(self, buffer: &mut [u8; 36]) -> &str {
+        self.0.hyphenated().encode_lower(buffer)
+    }
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+fn is_v7(uuid: &Uuid) -> bool {
+    uuid.get_version_num() == 7 && uuid.get_variant() == Variant::RFC4122
+}
+
+/// The kind keeps the three ways of making an id apart, the lengths keep the parts apart.
+fn hash(kind: &str, parts: &[&[u8]]) -> [u8; 16] {
+    let mut hash = Sha256::new();
+    for part in [kind.as_bytes()].iter().chain(parts) {
+        hash.update((part.len() as u32).to_be_bytes());
+        hash.update(part);
+    }
+    let mut head = [0; 16];
+    head.copy_from_slice(&hash.finalize()[..16]);
+    head
+}
+
+fn shaped(hash: [u8; 16], time_ms: Option<i64>) -> Uuid {
+    match time_ms.and_then(|ms| u64::try_from(ms).ok()) {
+        Some(ms) => {
+            let mut rest = [0; 10];
+            rest.copy_from_slice(&hash[6..]);
+            uuid::Builder::from_unix_timestamp_millis(ms, &rest).into_uuid()
+        }
+        None => uuid::Builder::from_custom_bytes(hash).into_uuid(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const V7: &str = "0190b5a1-7c3e-7cc4-9d7a-3f1f0a9d2b11";
+
+    #[test]
+    fn a_uuid_of_version_7_is_used_as_it_is() {
+        assert_eq!(EventId::declared("orders", V7, Some(5)).to_string(), V7);
+        assert_eq!(EventId::declared("orders", &V7.to_uppercase(), None).to_string(), V7);
+        assert_eq!(EventId::declared("orders", V7, None).time_ms(), Some(0x0190_b5a1_7c3e));
+    }
+
+    #[test]
+    fn any_other_id_is_scoped_by_its_source_and_keeps_the_time_of_the_event() {
+        let timed = EventId::declared("orders", "order-3", Some(1_700_000_000_000));
+        assert_eq!(timed.uuid().get_version_num(), 7);
+        assert_eq!(timed.time_ms(), Some(1_700_000_000_000));
+        let timeless = EventId::declared("orders", "order-3", None);
+        assert_eq!(timeless.uuid().get_version_num(), 8);
+        assert_eq!(timeless.time_ms(), None);
+        assert_ne!(timeless, EventId::declared("payments", "order-3", None));
+        assert_ne!(timeless, EventId::declared("orders", "order-4", None));
+        // A random UUID has no time and may be used by another source too.
+        let v4 = "7f2c1d0e-9a64-4b3f-8f21-2d6b1c0a9e55";
+        assert_ne!(EventId::declared("orders", v4, None).to_string(), v4);
+    }
+
+    #[test]
+    fn a_header_is_believed() {
+        let v8 = EventId::declared("orders", "order-3", None);
+        assert_eq!(EventId::carried("other", v8.to_string().as_bytes(), None), Some(v8));
+        assert_eq!(EventId::carried("orders", b"order-3", None), Some(v8));
+        assert_eq!(EventId::carried("orders", b"", None), None);
+        assert_eq!(EventId::carried("orders", b"\xff", None), None);
+    }
+
+    /// Ids are stored in topics and tables: another hash would double what is already there.
+    #[test]
+    fn ids_are_the_same_in_every_version() {
+        let declared = EventId::declared("orders", "order-3", None);
+        let coordinates = EventId::at(Uuid::from_u128(7), 3, Offset(42));
+        let text = |id: EventId| id.to_string();
+        assert_eq!(text(declared), "8773c46e-1ed8-8984-bbd0-65dfff2ca466");
+        assert_eq!(
+            text(EventId::declared("orders", "order-3", Some(1_700_000_000_000))),
+            "018bcfe5-6800-7984-bbd0-65dfff2ca466"
+        );
+        assert_eq!(text(coordinates), "4a8e581e-08d1-8060-b2de-1fce0897c198");
+        assert_eq!(text(declared.derived("shop", "orders_priced", 0)), "010bafc5-8b88-8075-a01e-6cebffc37ed8");
+        assert_eq!(
+            text(EventId::declared("orders", V7, None).derived("shop", "orders_priced", 1)),
+            "0190b5a1-7c3e-73bc-8cc3-a83bbf446c1e"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn parts_do_not_run_into_each_other(a in "[ab]{0,3}", b in "[ab]{0,3}", c in "[ab]{0,3}", d in "[ab]{0,3}", i in 0..2u32) {
+            let id = EventId::at(Uuid::nil(), 0, Offset(0));
+            prop_assert_eq!(id.derived(&a, &b, i) == id.derived(&c, &d, 0), (&a, &b, i) == (&c, &d, 0));
+            prop_assert_eq!(EventId::declared(&a, &b, None) == EventId::declared(&c, &d, None), (a, b) == (c, d));
+        }
+
+        #[test]
+        fn a_time_survives_all_derivations(ms in 0..253_402_300_800_000i64, index in any::<u32>()) {
+            let id = EventId::declared("s", "x", Some(ms)).derived("t", "sink", index);
+            prop_assert_eq!(id.time_ms(), Some(ms));
+            let mut buffer = [0; 36];
+            prop_assert_eq!(EventId::carried("s", id.text(&mut buffer).as_bytes(), None), Some(id));
+        }
+    }
+}

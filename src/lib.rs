@@ -27,6 +27,7 @@ pub mod chunk;
 pub mod clock;
 pub mod error;
 pub mod ids;
+pub mod json;
 pub mod record;
 pub mod reject;
 

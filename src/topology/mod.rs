@@ -1,5 +1,10 @@
 //! From a TOML file to a plan: `load` parses and checks (every finding of a file in one run), `plan` derives stages,
 //! topics and the guarantee of each edge, `describe` prints it.
 
+pub mod finding;
+pub mod keys;
+mod load;
 pub mod plan;
 pub mod spec;
+
+pub use load::{DEAD_LETTERS, Loaded, UNMATCHED, duration_text, load};

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::spec::{NodeId, Topology};
+use super::load::UNMATCHED;
+use super::spec::{Guarantee, NodeId, NodeKind, Port, Topology};
 
 /// What a topology becomes when it runs.
 #[derive(Clone, Debug)]
@@ -40,6 +41,8 @@ pub enum StageKind {
 /// An arrow of the topology with what it promises (protocol section 7).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
+    /// The name of the stage that moves records along it.
+    pub stage: String,
     pub from: EdgeEnd,
     pub to: EdgeEnd,
     pub guarantee: EdgeGuarantee,
@@ -53,9 +56,11 @@ pub enum EdgeEnd {
     /// A node; for a route's output `name.route`.
     Node(String),
     Table(String),
+    /// What any node of the stage rejects.
+    Rejects,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EdgeGuarantee {
     ExactlyOnce,
     EffectivelyOnce,
@@ -63,9 +68,242 @@ pub enum EdgeGuarantee {
     AtMostOnce,
 }
 
+impl EdgeGuarantee {
+    /// As the file and the documentation write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EdgeGuarantee::ExactlyOnce => "exactly-once",
+            EdgeGuarantee::EffectivelyOnce => "effectively-once",
+            EdgeGuarantee::AtLeastOnce => "at-least-once",
+            EdgeGuarantee::AtMostOnce => "at-most-once",
+        }
+    }
+}
+
 impl Plan {
+    /// Derives the plan of a checked topology.
+    pub fn new(topology: Arc<Topology>) -> Plan {
+        let mut stages: Vec<Stage> = kafka_stage(&topology).into_iter().collect();
+        for (sink, node) in ids(&topology).filter(|(_, node)| matches!(node.kind, NodeKind::PostgresSink(_))) {
+            let inputs = node.inputs.iter().map(|port| port.node).collect();
+            let group = format!("{}.{}", topology.name, node.name);
+            stages.push(Stage { name: node.name.clone(), group, kind: StageKind::Postgres { sink, inputs } });
+        }
+        let edges = stages.iter().flat_map(|stage| stage_edges(&topology, stage)).collect();
+        Plan { topology, stages, edges }
+    }
+
     /// The dead-letter topic of the topology.
     pub fn dead_letters(&self) -> String {
-        format!("{}.dead-letters", self.topology.name)
+        self.topology.dead_letters()
+    }
+
+    /// The topics that a stage reads, in the order of the file.
+    pub fn reads(&self, stage: &Stage) -> Vec<String> {
+        let nodes = match &stage.kind {
+            StageKind::Kafka { sources, .. } => sources,
+            StageKind::Postgres { inputs, .. } => inputs,
+        };
+        nodes.iter().flat_map(|id| self.topology.topics(*id)).collect()
+    }
+
+    /// The topics that a stage writes, its dead letters left out; each once.
+    pub fn writes(&self, stage: &Stage) -> Vec<String> {
+        let StageKind::Kafka { nodes, .. } = &stage.kind else { return Vec::new() };
+        let mut topics: Vec<String> = Vec::new();
+        for topic in nodes.iter().flat_map(|id| self.topology.topics(*id)) {
+            if !topics.contains(&topic) {
+                topics.push(topic);
+            }
+        }
+        topics
+    }
+
+    /// Whether a commit of this topology is a Kafka transaction.
+    pub fn transactional(&self) -> bool {
+        self.topology.guarantee == Guarantee::ExactlyOnce
+    }
+}
+
+impl Topology {
+    /// The dead-letter topic: `<name>.dead-letters`.
+    pub fn dead_letters(&self) -> String {
+        format!("{}.dead-letters", self.name)
+    }
+
+    /// The topics of a source, the topic of a Kafka sink, else none.
+    pub fn topics(&self, id: NodeId) -> Vec<String> {
+        match &self.nodes[id.0].kind {
+            NodeKind::Source(source) => source.topics.clone(),
+            NodeKind::KafkaSink(sink) => vec![sink.topic.clone()],
+            _ => Vec::new(),
+        }
+    }
+
+    /// The name by which `inputs` call a port: `node`, or `route.output`.
+    pub fn port_name(&self, port: Port) -> String {
+        let node = &self.nodes[port.node.0];
+        match &node.kind {
+            NodeKind::Route { routes, .. } => {
+                let output = routes.get(port.output).map_or(UNMATCHED, |route| route.name.as_str());
+                format!("{}.{output}", node.name)
+            }
+            _ => node.name.clone(),
+        }
+    }
+}
+
+fn ids(topology: &Topology) -> impl Iterator<Item = (NodeId, &super::spec::Node)> {
+    topology.nodes.iter().enumerate().map(|(i, node)| (NodeId(i), node))
+}
+
+/// The stage of transforms and Kafka sinks, if there are any, with the sources that they read.
+fn kafka_stage(topology: &Topology) -> Option<Stage> {
+    let inner = |kind: &NodeKind| !matches!(kind, NodeKind::Source(_) | NodeKind::PostgresSink(_));
+    let mut waiting: Vec<NodeId> = ids(topology).filter(|(_, node)| inner(&node.kind)).map(|(id, _)| id).collect();
+    if waiting.is_empty() {
+        return None;
+    }
+    let read = |id: NodeId| waiting.iter().any(|w| topology.nodes[w.0].inputs.iter().any(|port| port.node == id));
+    let sources = ids(topology)
+        .filter(|(id, node)| matches!(node.kind, NodeKind::Source(_)) && read(*id))
+        .map(|(id, _)| id)
+        .collect();
+    // Again and again the first node of the file whose inputs are all placed; a checked topology has no circle.
+    let mut nodes = Vec::new();
+    while let Some(next) = waiting.iter().position(|id| {
+        let inputs = &topology.nodes[id.0].inputs;
+        inputs.iter().all(|port| !waiting.contains(&port.node))
+    }) {
+        nodes.push(waiting.remove(next));
+    }
+    let name = topology.name.clone();
+    Some(Stage { group: name.clone(), name, kind: StageKind::Kafka { sources, nodes } })
+}
+
+fn stage_edges(topology: &Topology, stage: &Stage) -> Vec<Edge> {
+    match &stage.kind {
+        StageKind::Kafka { sources, nodes } => kafka_edges(topology, stage, sources, nodes),
+        StageKind::Postgres { sink, inputs } => postgres_edges(topology, stage, *sink, inputs),
+    }
+}
+
+fn kafka_edges(topology: &Topology, stage: &Stage, sources: &[NodeId], nodes: &[NodeId]) -> Vec<Edge> {
+    let (guarantee, by) = kafka_promise(topology.guarantee);
+    let edge = |from, to| Edge { stage: stage.name.clone(), from, to, guarantee, by: by.to_owned() };
+    let mut edges = Vec::new();
+    for id in sources {
+        for topic in topology.topics(*id) {
+            edges.push(edge(EdgeEnd::Topic(topic), EdgeEnd::Node(topology.nodes[id.0].name.clone())));
+        }
+    }
+    for id in nodes {
+        let node = &topology.nodes[id.0];
+        for port in &node.inputs {
+            edges.push(edge(EdgeEnd::Node(topology.port_name(*port)), EdgeEnd::Node(node.name.clone())));
+        }
+        for topic in topology.topics(*id) {
+            edges.push(edge(EdgeEnd::Node(node.name.clone()), EdgeEnd::Topic(topic)));
+        }
+    }
+    edges.push(edge(EdgeEnd::Rejects, EdgeEnd::Topic(topology.dead_letters())));
+    edges
+}
+
+fn kafka_promise(guarantee: Guarantee) -> (EdgeGuarantee, &'static str) {
+    match guarantee {
+        Guarantee::ExactlyOnce => (
+            EdgeGuarantee::ExactlyOnce,
+            "one Kafka transaction holds outputs, dead letters and positions; for readers with isolation.level=read_committed",
+        ),
+        Guarantee::AtLeastOnce => (
+            EdgeGuarantee::AtLeastOnce,
+            "outputs are acknowledged before positions are committed; a crash between repeats them",
+        ),
+        Guarantee::AtMostOnce => (
+            EdgeGuarantee::AtMostOnce,
+            "positions are committed before outputs are produced; a crash between loses them",
+        ),
+    }
+}
+
+fn postgres_edges(topology: &Topology, stage: &Stage, sink: NodeId, inputs: &[NodeId]) -> Vec<Edge> {
+    let node = &topology.nodes[sink.0];
+    let NodeKind::PostgresSink(postgres) = &node.kind else { return Vec::new() };
+    let edge =
+        |from, to, guarantee, by: &str| Edge { stage: stage.name.clone(), from, to, guarantee, by: by.to_owned() };
+    let once = EdgeGuarantee::EffectivelyOnce;
+    let redelivery = "positions are committed after the database's COMMIT; a crash between delivers the batch again";
+    let guard = "redelivered records meet the version guard; as long as the database keeps an acknowledged COMMIT";
+    let mut edges = Vec::new();
+    for topic in inputs.iter().flat_map(|id| topology.topics(*id)) {
+        edges.push(edge(EdgeEnd::Topic(topic), EdgeEnd::Node(node.name.clone()), once, redelivery));
+    }
+    edges.push(edge(EdgeEnd::Node(node.name.clone()), EdgeEnd::Table(postgres.table.clone()), once, guard));
+    // Rejects and positions share a transaction, but a batch that is redone after its transaction failed rejects anew:
+    // still once for readers of what is committed.
+    let (guarantee, by) = match topology.guarantee {
+        Guarantee::ExactlyOnce => (
+            EdgeGuarantee::ExactlyOnce,
+            "one Kafka transaction holds dead letters and positions; for readers with isolation.level=read_committed",
+        ),
+        other => kafka_promise(other),
+    };
+    edges.push(edge(EdgeEnd::Rejects, EdgeEnd::Topic(topology.dead_letters()), guarantee, by));
+    edges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::load;
+
+    pub fn topology(text: &str) -> Arc<Topology> {
+        let head = "name = \"t\"\n[kafka]\nbrokers = \"localhost:9092\"\n";
+        let loaded = load(&format!("{head}{text}"), "t.toml", &|_| None);
+        Arc::new(loaded.topology.unwrap_or_else(|| panic!("{:#?}", loaded.findings)))
+    }
+
+    const POSTGRES: &str =
+        "type = \"postgres\"\nurl = \"postgres://localhost/x\"\ntable = \"s.t\"\nkey = [\"id\"]\nversion = \"v\"\n";
+
+    #[test]
+    fn nodes_come_in_topological_order_and_in_the_files_order_among_equals() {
+        let plan = Plan::new(topology(
+            "[sinks.out]\ntype = \"kafka\"\ninputs = [\"b\", \"r.x\"]\ntopic = \"out\"\n\
+             [transforms.b]\ntype = \"filter\"\ninputs = [\"a\"]\ncondition = 'true'\n\
+             [transforms.r]\ntype = \"route\"\ninputs = [\"in\"]\nroutes = [{ name = \"x\", condition = 'true' }]\n\
+             [transforms.a]\ntype = \"filter\"\ninputs = [\"in\"]\ncondition = 'true'\n\
+             [sources.in]\ntype = \"kafka\"\ntopics = [\"in\"]\n[sources.idle]\ntype = \"kafka\"\ntopics = [\"idle\"]\n",
+        ));
+        let StageKind::Kafka { sources, nodes } = &plan.stages[0].kind else { panic!() };
+        let names = |ids: &[NodeId]| ids.iter().map(|id| plan.topology.nodes[id.0].name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(nodes), ["r", "a", "b", "out"]);
+        assert_eq!(names(sources), ["in"], "a source that nothing reads is not subscribed to");
+        assert_eq!(plan.stages[0].group, "t");
+        assert!(
+            plan.edges.iter().any(|e| e.from == EdgeEnd::Node("r.x".into()) && e.to == EdgeEnd::Node("out".into()))
+        );
+    }
+
+    #[test]
+    fn a_file_of_a_source_and_a_postgres_sink_has_no_kafka_stage() {
+        let plan = Plan::new(topology(&format!(
+            "[sources.in]\ntype = \"kafka\"\ntopics = [\"a\", \"b\"]\n[sinks.rows]\ninputs = [\"in\"]\n{POSTGRES}"
+        )));
+        let [stage] = &plan.stages[..] else { panic!("{:?}", plan.stages) };
+        assert_eq!((stage.name.as_str(), stage.group.as_str()), ("rows", "t.rows"));
+        assert_eq!(plan.reads(stage), ["a", "b"]);
+        let shown: Vec<_> = plan.edges.iter().map(|e| (e.from.clone(), e.to.clone(), e.guarantee)).collect();
+        let (topic, rows) = (|t: &str| EdgeEnd::Topic(t.into()), EdgeEnd::Node("rows".into()));
+        assert_eq!(
+            shown,
+            [
+                (topic("a"), rows.clone(), EdgeGuarantee::EffectivelyOnce),
+                (topic("b"), rows.clone(), EdgeGuarantee::EffectivelyOnce),
+                (rows, EdgeEnd::Table("s.t".into()), EdgeGuarantee::EffectivelyOnce),
+                (EdgeEnd::Rejects, topic("t.dead-letters"), EdgeGuarantee::ExactlyOnce),
+            ]
+        );
     }
 }

@@ -1,0 +1,161 @@
+//! Reads a file and reports all that is wrong with it in one run.
+
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use toml::de::{DeTable, DeValue};
+
+use super::finding::{Finding, Findings, code};
+use super::keys;
+use super::spec::{Kafka, Node, Topology};
+use cx::{Cx, Item, Table};
+use nodes::{Draft, Part};
+
+mod cases;
+mod cx;
+mod expressions;
+mod graph;
+mod interpolate;
+mod kafka;
+mod kafka_properties;
+mod nodes;
+mod read;
+mod sinks;
+mod sources;
+mod toml_string;
+mod top;
+mod topics;
+mod transforms;
+mod units;
+mod values;
+
+pub use cases::DEAD_LETTERS;
+pub use graph::UNMATCHED;
+pub use read::duration_text;
+
+/// A file that was read.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The topology, if no finding is an error.
+    pub topology: Option<Topology>,
+    /// In the order of the file.
+    pub findings: Vec<Finding>,
+}
+
+/// Parses and checks the text of a topology file. `file` is its name in findings, `env` answers variables. Pure: it
+/// reads no file and no environment of its own.
+pub fn load(text: &str, file: &str, env: &dyn Fn(&str) -> Option<String>) -> Loaded {
+    let mut cx = Cx { text, env, found: Findings::new(file, text), unset: Vec::new(), node: None };
+    let (root, errors) = DeTable::parse_recoverable(text);
+    for error in errors {
+        let span = error.span().unwrap_or(0..0);
+        cx.found.error(code::SYNTAX, span, error.message());
+    }
+    let root = Item::new(root.span(), DeValue::Table(root.into_inner()));
+    let topology = topology(&mut cx, &root, file);
+    let unset = std::mem::take(&mut cx.unset);
+    let findings = cx.found.finish();
+    let good = !findings.iter().any(Finding::is_error);
+    Loaded { topology: topology.filter(|_| good).map(|topology| Topology { unset, ..topology }), findings }
+}
+
+fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
+    let top = cx.table(root, 0..0, &keys::TOP, "the file")?;
+    let name = cx.required_string(&top, "name", "such as name = \"orders\"");
+    if let Some(name) = name.as_ref().filter(|name| !name.unset) {
+        nodes::check_name(cx, &name.value, name.span.clone(), "topology");
+    }
+    let settings = top::settings(cx, &top);
+    let kafka = kafka_table(cx, &top, settings.transaction_timeout);
+    let drafts = drafts(cx, &top);
+    check_names(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
+    let inputs = graph::connect(cx, &drafts);
+    topics::check_topics(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
+    let tests = top.get("tests").map(|item| cases::read(cx, item, &drafts)).unwrap_or_default();
+
+    let nodes = drafts.into_iter().zip(inputs).map(|(draft, inputs)| {
+        let on_error = draft.on_error.unwrap_or(settings.on_error);
+        Some(Node { name: draft.name, inputs, on_error, kind: draft.kind? })
+    });
+    Some(Topology {
+        file: file.to_owned(),
+        name: name?.value,
+        guarantee: settings.guarantee,
+        commit_interval: settings.commit_interval,
+        batch_records: settings.batch_records,
+        workers: settings.workers,
+        memory: settings.memory,
+        shutdown_timeout: settings.shutdown_timeout,
+        transaction_timeout: settings.transaction_timeout,
+        session_timeout: settings.session_timeout,
+        instance: settings.instance,
+        state_dir: settings.state_dir,
+        on_error: settings.on_error,
+        kafka: kafka?,
+        nodes: nodes.collect::<Option<_>>()?,
+        tests,
+        unset: Vec::new(),
+        fingerprint: fingerprint(cx.text),
+    })
+}
+
+fn kafka_table(cx: &mut Cx<'_>, top: &Table<'_>, transaction_timeout: Duration) -> Option<Kafka> {
+    match top.get("kafka") {
+        Some(item) => kafka::read(cx, item, top.key_span("kafka"), transaction_timeout),
+        None => {
+            let help = "add [kafka] with brokers = \"${KAFKA_BROKERS:-localhost:9092}\"";
+            cx.missing(top, "kafka", help);
+            None
+        }
+    }
+}
+
+/// All nodes in the order of the file.
+fn drafts(cx: &mut Cx<'_>, top: &Table<'_>) -> Vec<Draft> {
+    let mut drafts = Vec::new();
+    for (name, part, types, later, needed) in [
+        ("sources", Part::Source, sources::TYPES, sources::LATER, true),
+        ("transforms", Part::Transform, transforms::TYPES, transforms::LATER, false),
+        ("sinks", Part::Sink, sinks::TYPES, sinks::LATER, true),
+    ] {
+        let before = drafts.len();
+        if let Some(item) = top.get(name) {
+            nodes::read_nodes(cx, item, part, types, later, &mut drafts);
+        }
+        if needed && drafts.len() == before {
+            let word = part.word();
+            cx.found
+                .error(code::EMPTY_TOPOLOGY, top.key_span(name), format!("the file has no {word}"))
+                .help(format!("add a table [{name}.NAME] with type = \"kafka\""));
+        }
+    }
+    drafts.sort_by_key(|draft: &Draft| draft.name_span.start);
+    drafts
+}
+
+fn check_names(cx: &mut Cx<'_>, name: Option<&str>, drafts: &[Draft]) {
+    for (i, draft) in drafts.iter().enumerate() {
+        if let Some(other) = drafts[..i].iter().find(|other| other.name == draft.name) {
+            let (line, _) = cx.found.position(other.name_span.start);
+            let message = format!("{} has the name of the {} in line {line}", draft.what(), other.part.word());
+            cx.found
+                .error(code::DUPLICATE_NAME, draft.name_span.clone(), message)
+                .help("names are unique in the file, since inputs refer to nodes by name alone");
+        }
+        if draft.name == DEAD_LETTERS {
+            let message = format!("`{DEAD_LETTERS}` is what tests call the dead-letter topic");
+            cx.found.error(code::RESERVED_NAME, draft.name_span.clone(), message).help("give the node another name");
+        }
+        if draft.postgres && Some(draft.name.as_str()) == name {
+            let message = format!("{} has the name of the file, which is the name of its Kafka stage", draft.what());
+            cx.found
+                .error(code::RESERVED_NAME, draft.name_span.clone(), message)
+                .help("a Postgres sink is a stage of its own: give it another name");
+        }
+    }
+}
+
+/// SHA-256 of the text in hex.
+fn fingerprint(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,127 @@
+//! The settings at the top of the file.
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::cx::{Cx, Table};
+use super::nodes;
+use super::read::duration_text;
+use crate::topology::finding::code;
+use crate::topology::spec::{Guarantee, OnError};
+
+/// What the broker accepts by default (`transaction.max.timeout.ms`, `group.min.session.timeout.ms`,
+/// `group.max.session.timeout.ms`).
+const TRANSACTION_MAX: Duration = Duration::from_secs(15 * 60);
+const SESSION_MIN: Duration = Duration::from_secs(6);
+const SESSION_MAX: Duration = Duration::from_secs(30 * 60);
+
+const MS: Duration = Duration::from_millis(1);
+
+pub struct Settings {
+    pub guarantee: Guarantee,
+    pub commit_interval: Duration,
+    pub batch_records: Option<NonZeroU64>,
+    pub workers: u32,
+    pub memory: u64,
+    pub shutdown_timeout: Duration,
+    pub transaction_timeout: Duration,
+    pub session_timeout: Duration,
+    pub instance: Option<String>,
+    pub state_dir: Option<PathBuf>,
+    pub on_error: OnError,
+}
+
+pub fn settings(cx: &mut Cx<'_>, top: &Table<'_>) -> Settings {
+    let words = [
+        ("exactly-once", Guarantee::ExactlyOnce),
+        ("at-least-once", Guarantee::AtLeastOnce),
+        ("at-most-once", Guarantee::AtMostOnce),
+    ];
+    let guarantee = cx.choice(top, "guarantee", &words).unwrap_or(Guarantee::ExactlyOnce);
+    if guarantee == Guarantee::AtMostOnce {
+        let span = top.get("guarantee").map_or(0..0, |item| item.span());
+        cx.found
+            .error(code::NOT_AVAILABLE, span, "at-most-once comes later")
+            .help("write \"exactly-once\" or \"at-least-once\"");
+    }
+    let batch_records = cx.integer(top, "batch_records", 1..=i64::MAX);
+    let settings = Settings {
+        guarantee,
+        commit_interval: cx.duration(top, "commit_interval", MS).unwrap_or(Duration::from_millis(100)),
+        batch_records: batch_records.and_then(|records| NonZeroU64::new(records as u64)),
+        workers: cx.integer(top, "workers", 1..=256).unwrap_or(1) as u32,
+        memory: cx.size(top, "memory", 1 << 20).unwrap_or(24 << 20),
+        shutdown_timeout: cx.duration(top, "shutdown_timeout", MS).unwrap_or(Duration::from_secs(30)),
+        transaction_timeout: cx
+            .duration(top, "transaction_timeout", Duration::from_secs(1))
+            .unwrap_or(Duration::from_secs(10)),
+        session_timeout: cx.duration(top, "session_timeout", Duration::from_secs(1)).unwrap_or(Duration::from_secs(15)),
+        instance: instance(cx, top),
+        state_dir: cx.string(top, "state_dir").filter(|dir| !dir.unset).map(|dir| PathBuf::from(dir.value)),
+        on_error: nodes::on_error(cx, top).unwrap_or(OnError::Reject),
+    };
+    check_timeouts(cx, top, &settings);
+    settings
+}
+
+fn instance(cx: &mut Cx<'_>, top: &Table<'_>) -> Option<String> {
+    let text = cx.string(top, "instance")?;
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if text.unset {
+        return None;
+    }
+    if text.value.is_empty() || text.value.len() > 100 || !text.value.chars().all(good) {
+        cx.found
+            .error(code::INVALID_VALUE, text.span, format!("`instance` cannot be {}", text.shown))
+            .help("1 to 100 letters, digits, `.`, `_` or `-`: transactional ids are made of it");
+        return None;
+    }
+    Some(text.value)
+}
+
+fn check_timeouts(cx: &mut Cx<'_>, top: &Table<'_>, settings: &Settings) {
+    let (transaction, session) = (settings.transaction_timeout, settings.session_timeout);
+    let at = |names: [&str; 2]| {
+        let name = names.into_iter().find(|name| top.get(name).is_some());
+        name.and_then(|name| top.get(name)).map_or(0..0, |item| item.span())
+    };
+    if settings.commit_interval * 2 >= transaction {
+        let message = format!(
+            "`commit_interval` ({}) must be below half of `transaction_timeout` ({})",
+            duration_text(settings.commit_interval),
+            duration_text(transaction)
+        );
+        cx.found
+            .error(code::COMMIT_INTERVAL, at(["commit_interval", "transaction_timeout"]), message)
+            .help("a transaction that is open for that long would be timed out by the broker under load");
+    }
+    if transaction >= session {
+        let message = format!(
+            "`transaction_timeout` ({}) must be below `session_timeout` ({})",
+            duration_text(transaction),
+            duration_text(session)
+        );
+        cx.found
+            .error(code::TRANSACTION_TIMEOUT, at(["transaction_timeout", "session_timeout"]), message)
+            .help("else a hanging process keeps its transaction open after its partitions went to another");
+    }
+    if transaction > TRANSACTION_MAX {
+        cx.found
+            .warning(
+                code::TRANSACTION_TIMEOUT,
+                at(["transaction_timeout"; 2]),
+                "`transaction_timeout` is above what brokers accept by default (15m)",
+            )
+            .help("raise transaction.max.timeout.ms on the brokers, or the job is refused at start");
+    }
+    if session < SESSION_MIN || session > SESSION_MAX {
+        cx.found
+            .warning(
+                code::SESSION_TIMEOUT,
+                at(["session_timeout"; 2]),
+                "`session_timeout` is outside what brokers accept by default (6s to 30m)",
+            )
+            .help("change group.min.session.timeout.ms or group.max.session.timeout.ms on the brokers");
+    }
+}
