@@ -311,9 +311,9 @@ impl Job<'_> {
                 let pipeline = Pipeline::new(self.plan, environment)?;
                 Ok(Box::new(KafkaTask { pipeline, sources: by_topic, names, status: Arc::clone(status) }))
             }
-            StageKind::Postgres { sink, inputs } => {
+            StageKind::Postgres { .. } => {
                 let checked = checked.expect("a Postgres stage was looked at");
-                Ok(Box::new(PostgresTask::new(self.plan, *sink, inputs, topics, checked, Arc::clone(status))))
+                Ok(Box::new(PostgresTask::new(self.plan, stage, topics, checked, Arc::clone(status))))
             }
         }
     }
