@@ -159,6 +159,7 @@ fn every_guarantee_names_tests_that_exist() {
     }
     let promises = text.split("\n## What is not promised").next().unwrap();
     for paragraph in promises.split("\n\n").filter(|paragraph| paragraph.starts_with("**")) {
+        let paragraph = paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
         let named = paragraph.rsplit_once(" Test").map(|(_, names)| names).unwrap_or_default();
         let named = named.split('`').skip(1).step_by(2).collect::<Vec<_>>();
         assert!(!named.is_empty(), "no test is named: {paragraph}");
