@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use super::file::{self, File};
 use super::output;
 use crate::error::{Exit, Failure};
-use crate::topology::finding::{Finding, Severity};
-use crate::topology::report;
+use crate::topology::finding::{Finding, Findings, Severity, code};
 use crate::topology::spec::Topology;
+use crate::topology::{self, report};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -53,7 +53,8 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     if args.online {
         for file in &mut files {
             if let Some(topology) = &file.loaded.topology {
-                file.loaded.findings.extend(online(topology)?);
+                let found = online(topology, &file.text)?;
+                file.loaded.findings.extend(found);
             }
         }
     }
@@ -66,9 +67,9 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     Ok(if bad { Exit::Findings } else { Exit::Done })
 }
 
-/// Findings that only the broker and the database can tell of.
-fn online(_topology: &Topology) -> Result<Vec<Finding>, Failure> {
-    Ok(Vec::new())
+/// Findings that only the broker and the database can tell of; `text` is the file's, to place them in.
+fn online(topology: &Topology, text: &str) -> Result<Vec<Finding>, Failure> {
+    Ok(Findings::new(&topology.file, text).finish())
 }
 
 /// Reports files that call themselves alike.
@@ -78,8 +79,13 @@ fn shared_names(files: &mut [File]) {
         let Some(name) = later[0].loaded.topology.as_ref().map(|topology| topology.name.clone()) else { continue };
         let of = |file: &&File| file.loaded.topology.as_ref().is_some_and(|topology| topology.name == name);
         if let Some(other) = earlier.iter().find(of) {
-            let finding = crate::topology::duplicate_topology(&later[0].text, &later[0].name, &other.name);
-            later[0].loaded.findings.insert(0, finding);
+            let file = &mut later[0];
+            let mut found = Findings::new(&file.name, &file.text);
+            let span = topology::locate(&file.text, &["name"]);
+            found
+                .error(code::DUPLICATE_TOPOLOGY, span, format!("{} has the same `name`", other.name))
+                .help("two topologies need two names: the name is their consumer group");
+            file.loaded.findings.splice(0..0, found.finish());
         }
     }
 }

@@ -10,13 +10,14 @@ use std::ops::Range;
 use vrl::path::OwnedSegment;
 use vrl::value::{ObjectMap, Value};
 
+mod names;
 mod number;
 mod scan;
 #[cfg(test)]
 mod tests;
 mod value;
 
-use scan::{Name, range, signature};
+use names::{Name, Names, range, signature};
 pub(crate) use value::{Parsed, parse, unwritable, write};
 
 /// Levels of nesting that a record may have, the outermost object included.
@@ -56,7 +57,7 @@ pub struct JsonBody {
     decoded: usize,
     members: Vec<Member>,
     /// Scratch of the scanner.
-    nested: Vec<Name>,
+    nested: Names,
     compact: bool,
     touched: bool,
     whole: OnceCell<Value>,

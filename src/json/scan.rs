@@ -1,81 +1,7 @@
 //! One pass over a record's text: is it a JSON object (RFC 8259), and where are its members?
 
-use std::borrow::Cow;
-use std::ops::Range;
-
-use super::{JsonError, MAX_DEPTH, Member, lossy, unescape};
-
-/// A member's name: its place in the text (without the quotes) and what makes comparing cheap.
-#[derive(Clone, Debug)]
-pub(super) struct Name {
-    pub(super) span: Range<u32>,
-    /// The first eight bytes of the unescaped name, mixed with its length: names that differ here differ.
-    pub(super) signature: u64,
-    pub(super) escaped: bool,
-}
-
-/// Names of one object that are compared as they come; above it they are sorted once the object ends, so that an
-/// object of a million members does not cost a million squared.
-const COMPARED: usize = 32;
-
-impl Name {
-    fn new(text: &[u8], span: Range<u32>, escaped: bool) -> Name {
-        let signature = if escaped {
-            signature(unescape(&text[range(&span)]).as_bytes())
-        } else {
-            signature_at(text, span.start as usize, span.len())
-        };
-        Name { span, signature, escaped }
-    }
-
-    /// The name as a program knows it.
-    pub(super) fn unescaped<'a>(&self, text: &'a [u8]) -> Cow<'a, str> {
-        let raw = &text[range(&self.span)];
-        if self.escaped { Cow::Owned(unescape(raw)) } else { lossy(raw) }
-    }
-
-    #[inline]
-    pub(super) fn is(&self, text: &[u8], name: &str, signature: u64) -> bool {
-        self.signature == signature && self.reads(text, name)
-    }
-
-    fn reads(&self, text: &[u8], name: &str) -> bool {
-        let raw = &text[range(&self.span)];
-        if self.escaped { unescape(raw) == name } else { raw == name.as_bytes() }
-    }
-
-    #[inline]
-    fn same(&self, other: &Name, text: &[u8]) -> bool {
-        self.signature == other.signature && self.unescaped(text) == other.unescaped(text)
-    }
-}
-
-pub(super) fn range(span: &Range<u32>) -> Range<usize> {
-    span.start as usize..span.end as usize
-}
-
-/// See [`Name::signature`].
-pub(super) fn signature(name: &[u8]) -> u64 {
-    let mut word = [0; 8];
-    let head = name.len().min(8);
-    word[..head].copy_from_slice(&name[..head]);
-    u64::from_le_bytes(word) ^ mixed(name.len())
-}
-
-fn signature_at(text: &[u8], start: usize, len: usize) -> u64 {
-    match text.get(start..start + 8) {
-        Some(word) => {
-            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-            let word = if len < 8 { word & ((1 << (8 * len)) - 1) } else { word };
-            word ^ mixed(len)
-        }
-        None => signature(&text[start..start + len]),
-    }
-}
-
-fn mixed(len: usize) -> u64 {
-    (len as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
+use super::names::{COMPARED, Name, Names, Sieve, all_differ, differs};
+use super::{JsonError, MAX_DEPTH, Member};
 
 /// Validates `text` and fills `members`. `nested` is scratch space for the names of inner objects. Never recurses:
 /// the depth is a counter and the kinds of the open containers are bits. Answers whether the object is compact: no
@@ -83,7 +9,7 @@ fn mixed(len: usize) -> u64 {
 ///
 /// # Errors
 /// The first thing that is wrong, with its byte offset.
-pub(super) fn scan(text: &[u8], members: &mut Vec<Member>, nested: &mut Vec<Name>) -> Result<bool, JsonError> {
+pub(super) fn scan(text: &[u8], members: &mut Vec<Member>, nested: &mut Names) -> Result<bool, JsonError> {
     members.clear();
     nested.clear();
     if let Err(e) = std::str::from_utf8(text) {
@@ -99,7 +25,7 @@ pub(super) fn scan(text: &[u8], members: &mut Vec<Member>, nested: &mut Vec<Name
         }
         _ => return Err(JsonError::at(scanner.at, "a JSON object was expected")),
     }
-    let mut open = Open { members, nested, bases: Vec::new(), kinds: 1, depth: 1, compact: true };
+    let mut open = Open { members, sieve: Sieve::default(), nested, kinds: 1, depth: 1, compact: true };
     scanner.object(&mut open)?;
     let compact = open.compact;
     scanner.space();
@@ -117,9 +43,8 @@ struct Scanner<'a> {
 /// The containers that are open.
 struct Open<'a> {
     members: &'a mut Vec<Member>,
-    nested: &'a mut Vec<Name>,
-    /// Where the names of each open inner object begin.
-    bases: Vec<usize>,
+    sieve: Sieve,
+    nested: &'a mut Names,
     /// One bit a level, innermost lowest: 1 is an object.
     kinds: u128,
     depth: usize,
@@ -127,6 +52,7 @@ struct Open<'a> {
 }
 
 impl Open<'_> {
+    #[inline]
     fn in_object(&self) -> bool {
         self.kinds & 1 == 1
     }
@@ -138,41 +64,30 @@ impl Open<'_> {
         self.depth += 1;
         self.kinds = self.kinds << 1 | u128::from(object);
         if object {
-            self.bases.push(self.nested.len());
+            self.nested.open();
         }
         Ok(())
     }
 
-    /// Closes the innermost container.
+    /// Closes an inner container.
     fn leave(&mut self, text: &[u8]) -> Result<(), JsonError> {
-        if self.in_object() && self.depth > 1 {
-            let base = self.bases.pop().unwrap_or(0);
-            let names = &mut self.nested[base..];
-            if names.len() > COMPARED {
-                twice_among(names, text)?;
-            }
-            self.nested.truncate(base);
+        if self.in_object() {
+            self.nested.close(text)?;
         }
         self.depth -= 1;
         self.kinds >>= 1;
         Ok(())
     }
 
+    #[inline]
     fn name(&mut self, name: Name, text: &[u8]) -> Result<(), JsonError> {
-        let twice = if self.depth == 1 {
-            self.members.len() < COMPARED && self.members.iter().any(|m| m.name.same(&name, text))
-        } else {
-            let names = &self.nested[self.bases.last().copied().unwrap_or(0)..];
-            names.len() < COMPARED && names.iter().any(|n| n.same(&name, text))
-        };
-        if twice {
-            return Err(duplicate(&name, text));
+        if self.depth > 1 {
+            return self.nested.add(name, text);
         }
-        if self.depth == 1 {
-            self.members.push(Member::at(name));
-        } else {
-            self.nested.push(name);
+        if self.sieve.knows(&name) {
+            differs(&name, self.members.iter().map(|m| &m.name), text)?;
         }
+        self.members.push(Member::at(name));
         Ok(())
     }
 
@@ -180,28 +95,7 @@ impl Open<'_> {
         if self.members.len() <= COMPARED {
             return Ok(());
         }
-        let mut names: Vec<Name> = self.members.iter().map(|m| m.name.clone()).collect();
-        twice_among(&mut names, text)
-    }
-}
-
-fn twice_among(names: &mut [Name], text: &[u8]) -> Result<(), JsonError> {
-    names.sort_unstable_by(|a, b| {
-        a.signature
-            .cmp(&b.signature)
-            .then_with(|| a.unescaped(text).cmp(&b.unescaped(text)))
-            .then(a.span.start.cmp(&b.span.start))
-    });
-    match names.windows(2).find(|pair| pair[0].same(&pair[1], text)) {
-        Some(pair) => Err(duplicate(&pair[1], text)),
-        None => Ok(()),
-    }
-}
-
-fn duplicate(name: &Name, text: &[u8]) -> JsonError {
-    JsonError {
-        offset: name.span.start as usize - 1,
-        message: format!("the member {:?} stands twice in its object", name.unescaped(text)).into(),
+        all_differ(&mut self.members.iter().map(|m| m.name.clone()).collect::<Vec<_>>(), text)
     }
 }
 
@@ -211,6 +105,7 @@ impl Scanner<'_> {
         self.text.get(self.at).copied()
     }
 
+    #[cold]
     fn error(&self, message: &'static str) -> JsonError {
         if self.at >= self.text.len() {
             return JsonError::at(self.at, "the text ends in the middle of a value");
@@ -218,7 +113,6 @@ impl Scanner<'_> {
         JsonError::at(self.at, message)
     }
 
-    #[inline]
     fn space(&mut self) {
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
             self.at += 1;
@@ -273,10 +167,10 @@ impl Scanner<'_> {
 
     #[inline]
     fn space_in(&mut self, open: &mut Open<'_>) {
-        let before = self.at;
-        self.space();
-        if self.at != before && open.depth == 1 {
-            open.compact = false;
+        if let Some(b'\0'..=b' ') = self.peek() {
+            let before = self.at;
+            self.space();
+            open.compact &= self.at == before || open.depth > 1;
         }
     }
 
@@ -382,6 +276,7 @@ impl Scanner<'_> {
     }
 
     /// Steps over a string, quotes included; true if it holds escapes.
+    #[inline]
     fn string(&mut self) -> Result<bool, JsonError> {
         self.at += 1;
         let mut escaped = false;
@@ -396,10 +291,16 @@ impl Scanner<'_> {
                     escaped = true;
                     self.escape()?;
                 }
-                Some(_) => return Err(self.error("a control character inside a string")),
-                None => return Err(JsonError::at(self.at, "the text ends inside a string")),
+                other => return Err(self.broken_string(other)),
             }
         }
+    }
+
+    #[cold]
+    fn broken_string(&self, next: Option<u8>) -> JsonError {
+        let message =
+            if next.is_some() { "a control character inside a string" } else { "the text ends inside a string" };
+        JsonError::at(self.at, message)
     }
 
     /// Steps to the next quote, backslash or control character, eight bytes at a time.

@@ -34,7 +34,11 @@ pub struct Admin {
 impl Admin {
     /// Creates the client with a time limit for each call; it connects in the background.
     pub fn new(connection: &Connection, timeout: Duration) -> Result<Admin, Error> {
-        let client = Client::new(Kind::Plain, &connection.settings())?;
+        let mut settings = connection.settings();
+        // It never joins. Without a group of its own librdkafka 2.12 follows a null pointer when a coordinator answers
+        // a question about positions with NOT_COORDINATOR.
+        settings.fixed("group.id", &connection.client_id);
+        let client = Client::new(Kind::Plain, &settings)?;
         Ok(Admin { client: Arc::new(client), timeout })
     }
 

@@ -8,6 +8,7 @@ use crate::chunk::{Chunk, Target, TargetId};
 use crate::clock::Clock;
 use crate::error::Failure;
 use crate::expr::{Fault, Runtime};
+use crate::ids::Deriver;
 use crate::record::Input;
 use crate::reject::{Reject, dead_letter};
 use crate::topology::plan::{Plan, StageKind};
@@ -300,8 +301,7 @@ fn kafka_sink(topology: &Topology, node: &Node, sink: &KafkaSink, environment: &
         return Err(Failure::refused(format!("sink `{}`: the topic `{}` is unknown", node.name, sink.topic)));
     };
     Ok(Sink {
-        topology: topology.name.clone(),
-        name: node.name.clone(),
+        ids: Deriver::new(&topology.name, &node.name),
         key: sink.key.clone(),
         id: TargetId(at as u32),
         target: environment.targets[at].clone(),

@@ -4,7 +4,7 @@
 use crate::chunk::{Builder, Chunk, Target, TargetId};
 use crate::clock::Clock;
 use crate::expr::{Fault, Metadata, Program, Runtime};
-use crate::ids::{self, EventId};
+use crate::ids::{self, Deriver, EventId};
 use crate::record::Input;
 
 use super::key::{self, Made};
@@ -13,8 +13,7 @@ use super::{Record, partition};
 
 #[derive(Clone, Debug)]
 pub(super) struct Sink {
-    pub(super) topology: String,
-    pub(super) name: String,
+    pub(super) ids: Deriver,
     pub(super) key: Option<Program>,
     pub(super) id: TargetId,
     pub(super) target: Target,
@@ -76,7 +75,7 @@ impl Sink {
         let mut out = chunk.push(self.id);
         out.partition(partition(key, input.partition, self.target.partitions)).timestamp(timestamp).key(key);
         let id = if event.tell { event.identity.id() } else { None };
-        let own = id.map(|id| id.derived(&self.topology, &self.name, index));
+        let own = id.map(|id| self.ids.derive(id, index));
         let headers = write_headers(&mut out, input, own);
         let before = out.size();
         if !record.body.is_null() {

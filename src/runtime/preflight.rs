@@ -63,25 +63,29 @@ fn written_topics<'a>(topology: &'a Topology, stage: &Stage) -> Vec<(&'a str, &'
 pub fn topics(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<StageTopics>, Failure> {
     let topology = &plan.topology;
     limits(topology, admin)?;
-    create_declared(topology, stages, admin)?;
-
     let mut names: BTreeSet<String> = BTreeSet::new();
     let mut problems = Vec::new();
     for stage in stages {
         names.extend(read_topics(topology, stage).into_iter().map(|(topic, _)| topic));
         names.extend(written_topics(topology, stage).into_iter().map(|(_, topic, _)| topic.to_owned()));
     }
-    let infos = describe(admin, &names)?;
+    let mut infos = describe(admin, &names)?;
+    let mut missing = Vec::new();
     for stage in stages {
         for (topic, _) in read_topics(topology, stage) {
-            if !infos.contains_key(&topic) {
+            // What this job makes may be read by a later stage of it.
+            let made = |stage: &&Stage| {
+                written_topics(topology, stage).iter().any(|(_, t, create)| *t == topic && create.is_some())
+            };
+            if !infos.contains_key(&topic) && !stages.iter().any(made) {
                 problems.push(format!("topic {topic:?}, which stage {} reads, does not exist", stage.name));
             }
         }
-        for (sink, topic, _) in written_topics(topology, stage) {
-            match infos.get(topic) {
-                Some(info) => problems.extend(unwritable(topic, info)),
-                None => problems.push(format!(
+        for (sink, topic, create) in written_topics(topology, stage) {
+            match (infos.get(topic), create) {
+                (Some(info), _) => problems.extend(unwritable(topic, info)),
+                (None, Some(create)) => missing.push((sink, topic, create)),
+                (None, None) => problems.push(format!(
                     "topic {topic:?}, which sink {sink} writes, does not exist; create it, or declare \
                      create = {{ partitions = 4 }} in [sinks.{sink}] so that semel does"
                 )),
@@ -90,8 +94,15 @@ pub fn topics(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<Stage
     }
     if !problems.is_empty() {
         problems.dedup();
-        return Err(Failure::refused(format!("at {}: {}", topology.kafka.brokers, problems.join("\n  "))));
+        return Err(refused(topology, &problems));
     }
+    let created = create(&missing, admin)?;
+    let new = describe(admin, &created)?;
+    let problems: Vec<_> = new.iter().filter_map(|(topic, info)| unwritable(topic, info)).collect();
+    if !problems.is_empty() {
+        return Err(refused(topology, &problems));
+    }
+    infos.extend(new);
     let dead_letters = dead_letter_topic(plan, stages, admin, &infos)?;
     Ok(stages.iter().map(|stage| stage_topics(topology, stage, &infos, &dead_letters)).collect())
 }
@@ -148,14 +159,18 @@ fn limits(topology: &Topology, admin: &Admin) -> Result<(), Failure> {
     Ok(())
 }
 
-fn create_declared(topology: &Topology, stages: &[&Stage], admin: &Admin) -> Result<(), Failure> {
-    for (sink, topic, create) in stages.iter().flat_map(|stage| written_topics(topology, stage)) {
-        let Some(create) = create else { continue };
+fn refused(topology: &Topology, problems: &[String]) -> Failure {
+    Failure::refused(format!("at {}: {}", topology.kafka.brokers, problems.join("\n  ")))
+}
+
+/// Makes declared topics; answers their names.
+fn create(missing: &[(&str, &str, &CreateTopic)], admin: &Admin) -> Result<BTreeSet<String>, Failure> {
+    for (sink, topic, create) in missing {
         admin
             .create_topic(topic, create.partitions, create.replication.unwrap_or(-1), &create.config)
             .map_err(|e| asked(&e, &format!("cannot create topic {topic:?} of sink {sink}")))?;
     }
-    Ok(())
+    Ok(missing.iter().map(|(_, topic, _)| (*topic).to_owned()).collect())
 }
 
 fn dead_letter_topic(

@@ -47,7 +47,8 @@ fn partitions_are_those_of_java_clients_and_of_the_input_where_there_is_no_key()
     let partition = (-973_932_308i32 & 0x7fff_ffff) % 4;
     let report = report(&format!(
         "{PASS}[[tests]]\nname = \"x\"\n\
-         inputs = [{{ source = \"in\", key = \"21\", value = {{}} }}, {{ source = \"in\", value = {{}}, partition = 6 }}]\n\
+         inputs = [{{ source = \"in\", key = \"21\", value = {{}} }}, \
+         {{ source = \"in\", value = {{}}, partition = 6 }}]\n\
          outputs = [{{ sink = \"out\", records = [{{ partition = {partition} }}, {{ partition = 2 }}] }}]\n"
     ));
     assert_eq!(report.differences, []);

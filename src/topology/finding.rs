@@ -95,6 +95,8 @@ codes! {
      record is sent or replayed again."
     NONDETERMINISTIC "nondeterministic" "A key or version that a program upstream makes by the clock, by chance or of \
      a place in the log."
+    RETENTION "retention" "A topic with a retention gets records with the time of their events: old events are \
+     deleted soon after they are written."
     VERSION_OFFSET "version-offset" "A version made of the offset where a key need not stay in one partition."
     SECRET "secret" "A password written into the file."
     TEST_NODE "test-node" "A test that names no source or sink of the file."

@@ -331,7 +331,8 @@ pub const POSTGRES_SINK: Section = Section {
             "tombstones",
             "`\"reject\"`, `\"ignore\"` or `\"delete\"`",
             "\"reject\"",
-            "what happens to a null value; `delete` needs a key made of `%key` and a version made of metadata",
+            "what happens to a null value; `delete` needs a key of one column, which the record's key fills, and a \
+             version made of metadata",
         ),
         key("mode", "`\"upsert\"`", "\"upsert\"", "what a record does to the table"),
         key(

@@ -9,4 +9,4 @@ pub mod plan;
 pub mod report;
 pub mod spec;
 
-pub use load::{DEAD_LETTERS, Loaded, UNMATCHED, duplicate_topology, duration_text, load};
+pub use load::{DEAD_LETTERS, Loaded, UNMATCHED, duration_text, load, locate};

@@ -199,11 +199,13 @@ fn kafka_stage(topology: &Topology) -> Option<Stage> {
         .collect();
     // Again and again the first node of the file whose inputs are all placed; a checked topology has no circle.
     let mut nodes = Vec::new();
-    while let Some(next) = waiting.iter().position(|id| {
-        let inputs = &topology.nodes[id.0].inputs;
-        inputs.iter().all(|port| !waiting.contains(&port.node))
-    }) {
-        nodes.push(waiting.remove(next));
+    let mut placed = vec![true; topology.nodes.len()];
+    waiting.iter().for_each(|id| placed[id.0] = false);
+    let ready = |id: &NodeId, placed: &[bool]| topology.nodes[id.0].inputs.iter().all(|port| placed[port.node.0]);
+    while let Some(next) = waiting.iter().position(|id| ready(id, &placed)) {
+        let id = waiting.remove(next);
+        placed[id.0] = true;
+        nodes.push(id);
     }
     let name = topology.name.clone();
     Some(Stage { group: name.clone(), name, kind: StageKind::Kafka { sources, nodes } })

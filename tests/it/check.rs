@@ -167,3 +167,38 @@ fn hostile_files_get_findings_and_no_panic() {
         report::render(text, &loaded.findings, true);
     }
 }
+
+/// Properties that the client has for itself and does not document.
+const UNDOCUMENTED: [&str; 6] = [
+    "client.software.name",
+    "enable.sparse.connections",
+    "enable_sasl_queue",
+    "metadata.request.timeout.ms",
+    "test.mock.broker.rtt",
+    "test.mock.num.brokers",
+];
+
+/// The client's own list: a property of a newer client must not be called unknown.
+#[test]
+fn no_property_of_the_client_is_unknown() {
+    use rdkafka::bindings::{rd_kafka_conf_destroy, rd_kafka_conf_dump, rd_kafka_conf_dump_free, rd_kafka_conf_new};
+    // SAFETY: the dump is an array of `count` C strings, names and values in turn, that lives until it is freed.
+    let names: Vec<String> = unsafe {
+        let conf = rd_kafka_conf_new();
+        let mut count = 0;
+        let dump = rd_kafka_conf_dump(conf, &mut count);
+        let texts = std::slice::from_raw_parts(dump, count);
+        let names = texts.iter().step_by(2).map(|name| std::ffi::CStr::from_ptr(*name).to_string_lossy().into_owned());
+        let names = names.collect();
+        rd_kafka_conf_dump_free(dump, count);
+        rd_kafka_conf_destroy(conf);
+        names
+    };
+    assert!(names.len() > 80, "{names:?}");
+    let documented = names.iter().filter(|name| !UNDOCUMENTED.contains(&name.as_str()));
+    let properties: String = documented.map(|name| format!("\"{name}\" = \"\"\n")).collect();
+    let text = format!("name = \"t\"\n[kafka]\nbrokers = \"localhost\"\n[kafka.properties]\n{properties}");
+    let loaded = load(&text, "t.toml", &|_| None);
+    let unknown: Vec<_> = loaded.findings.iter().filter(|f| f.code == "unknown-property").map(|f| &f.message).collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+}

@@ -14,6 +14,7 @@ fn semel() -> Command {
 fn topologies() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/topologies")).unwrap();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "toml"));
     files.sort();
     files
 }

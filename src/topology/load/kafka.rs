@@ -9,8 +9,14 @@ use crate::topology::finding::{code, did_you_mean};
 use crate::topology::keys;
 use crate::topology::spec::Kafka;
 
-/// Reads `[kafka]`. Timeouts bound some properties.
-pub fn read(cx: &mut Cx<'_>, item: &Item<'_>, span: std::ops::Range<usize>, transaction: Duration) -> Option<Kafka> {
+/// What bounds some properties.
+pub struct Timeouts {
+    pub transaction: Duration,
+    pub session: Duration,
+}
+
+/// Reads `[kafka]`.
+pub fn read(cx: &mut Cx<'_>, item: &Item<'_>, span: std::ops::Range<usize>, timeouts: &Timeouts) -> Option<Kafka> {
     let table = cx.table(item, span, &keys::KAFKA, "`[kafka]`")?;
     let help = "such as brokers = \"${KAFKA_BROKERS:-localhost:9092}\"";
     let brokers = cx.required_string(&table, "brokers", help);
@@ -19,7 +25,7 @@ pub fn read(cx: &mut Cx<'_>, item: &Item<'_>, span: std::ops::Range<usize>, tran
     }
     let properties = cx.settings(&table, "properties");
     for (name, span, value) in &properties {
-        check_property(cx, name, span.clone(), value, transaction);
+        check_property(cx, name, span.clone(), value, timeouts);
     }
     Some(Kafka { brokers: brokers?.value, properties: into_map(properties) })
 }
@@ -46,7 +52,7 @@ fn is_broker(broker: &str) -> bool {
     !host.is_empty() && !host.contains(char::is_whitespace) && port
 }
 
-fn check_property(cx: &mut Cx<'_>, name: &str, span: std::ops::Range<usize>, value: &Text, transaction: Duration) {
+fn check_property(cx: &mut Cx<'_>, name: &str, span: std::ops::Range<usize>, value: &Text, timeouts: &Timeouts) {
     if let Some((_, why, instead)) = OWN.iter().find(|(names, ..)| names.contains(&name)) {
         cx.found.error(code::KAFKA_PROPERTY, span, format!("`{name}` is semel's to set: {why}")).help(*instead);
     } else if CALLBACKS.contains(&name) {
@@ -63,7 +69,7 @@ fn check_property(cx: &mut Cx<'_>, name: &str, span: std::ops::Range<usize>, val
         });
         cx.found.error(code::UNKNOWN_PROPERTY, span, format!("librdkafka has no property `{name}`")).help(help);
     } else {
-        check_bound(cx, name, value, transaction);
+        check_bound(cx, name, value, timeouts);
         let secret = name.contains("password") || name.contains("secret") || name.ends_with(".key.pem");
         if secret && value.shown.starts_with('`') {
             cx.secret(value.span.clone(), &format!("`{name}` is written into the file"));
@@ -71,24 +77,26 @@ fn check_property(cx: &mut Cx<'_>, name: &str, span: std::ops::Range<usize>, val
     }
 }
 
-/// Properties that are free within bounds that the transaction timeout sets.
-fn check_bound(cx: &mut Cx<'_>, name: &str, value: &Text, transaction: Duration) {
-    let transaction = transaction.as_millis() as i64;
+/// Properties that are free within bounds that the timeouts set.
+fn check_bound(cx: &mut Cx<'_>, name: &str, value: &Text, timeouts: &Timeouts) {
+    let (transaction, session) = (timeouts.transaction.as_millis() as i64, timeouts.session.as_millis() as i64);
     let Ok(ms) = value.value.trim().parse::<i64>() else { return };
     let problem = match name {
-        "max.poll.interval.ms" if ms < 2 * transaction => {
-            format!(
-                "must be at least twice `transaction_timeout` ({}): a worker that finishes a transaction in a \
-                 rebalance would lose its partitions",
-                2 * transaction
-            )
+        "max.poll.interval.ms" if ms < 2 * transaction => format!(
+            "must be at least twice `transaction_timeout` ({}): a worker that finishes a transaction in a rebalance \
+             would lose its partitions",
+            2 * transaction
+        ),
+        "max.poll.interval.ms" if ms < session => {
+            format!("must be at least `session_timeout` ({session}), or the client refuses to start")
         }
-        "socket.timeout.ms" if ms > transaction - 100 => {
-            format!(
-                "must be at most `transaction_timeout` less 100 ({}), or the client refuses to start",
-                transaction - 100
-            )
+        "heartbeat.interval.ms" if ms >= session => {
+            format!("must be below `session_timeout` ({session}), or the group gives the partitions away")
         }
+        "socket.timeout.ms" if ms > transaction - 100 => format!(
+            "must be at most `transaction_timeout` less 100 ({}), or the client refuses to start",
+            transaction - 100
+        ),
         _ => return,
     };
     cx.found.error(code::KAFKA_PROPERTY, value.span.clone(), format!("`{name}` {problem}"));

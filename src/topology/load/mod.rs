@@ -1,6 +1,6 @@
 //! Reads a file and reports all that is wrong with it in one run.
 
-use std::time::Duration;
+use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 use toml::de::{DeTable, DeValue};
@@ -23,6 +23,8 @@ mod read;
 mod semantics;
 mod sinks;
 mod sources;
+#[cfg(test)]
+mod tests;
 mod toml_string;
 mod top;
 mod topics;
@@ -61,25 +63,31 @@ pub fn load(text: &str, file: &str, env: &dyn Fn(&str) -> Option<String>) -> Loa
     Loaded { topology: topology.filter(|_| good).map(|topology| Topology { unset, ..topology }), findings }
 }
 
-/// The finding that `file` has the `name` of another file: run together, they would share a consumer group.
-pub fn duplicate_topology(text: &str, file: &str, other: &str) -> Finding {
-    let mut found = Findings::new(file, text);
+/// Bytes of the file where a setting stands, such as `["sinks", "orders_table", "table"]`: its value; where there is
+/// none,
+/// the name of the innermost table on the way that there is. For findings of what is only known outside the file.
+pub fn locate(text: &str, path: &[&str]) -> Range<usize> {
     let (root, _) = DeTable::parse_recoverable(text);
-    let span = root.get_ref().get("name").map_or(0..0, |item| item.span());
-    found
-        .error(code::DUPLICATE_TOPOLOGY, span, format!("{other} has the same `name`"))
-        .help("two topologies need two names: the name is their consumer group");
-    found.finish().remove(0)
+    let mut entries = root.get_ref();
+    let mut span = 0..0;
+    for name in path {
+        let Some((key, item)) = entries.get_key_value(*name) else { return span };
+        match item.get_ref() {
+            DeValue::Table(inner) => (entries, span) = (inner, key.span()),
+            _ => return item.span(),
+        }
+    }
+    span
 }
 
 fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     let top = cx.table(root, 0..0, &keys::TOP, "the file")?;
     let name = cx.required_string(&top, "name", "such as name = \"orders\"");
     if let Some(name) = name.as_ref().filter(|name| !name.unset) {
-        nodes::check_name(cx, &name.value, name.span.clone(), "topology");
+        nodes::check_name(cx, &name.value, &name.shown, name.span.clone(), "topology");
     }
     let settings = top::settings(cx, &top);
-    let kafka = kafka_table(cx, &top, settings.transaction_timeout);
+    let kafka = kafka_table(cx, &top, &settings);
     let drafts = drafts(cx, &top);
     check_names(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
     let inputs = graph::connect(cx, &drafts);
@@ -113,9 +121,10 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     })
 }
 
-fn kafka_table(cx: &mut Cx<'_>, top: &Table<'_>, transaction_timeout: Duration) -> Option<Kafka> {
+fn kafka_table(cx: &mut Cx<'_>, top: &Table<'_>, settings: &top::Settings) -> Option<Kafka> {
+    let timeouts = kafka::Timeouts { transaction: settings.transaction_timeout, session: settings.session_timeout };
     match top.get("kafka") {
-        Some(item) => kafka::read(cx, item, top.key_span("kafka"), transaction_timeout),
+        Some(item) => kafka::read(cx, item, top.key_span("kafka"), &timeouts),
         None => {
             let help = "add [kafka] with brokers = \"${KAFKA_BROKERS:-localhost:9092}\"";
             cx.missing(top, "kafka", help);

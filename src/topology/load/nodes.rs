@@ -87,7 +87,7 @@ pub fn read_nodes(
             kind: None,
         };
         cx.node = Some(draft.name.clone());
-        check_name(cx, &draft.name, key.span(), part.word());
+        check_name(cx, &draft.name, &format!("`{}`", draft.name), key.span(), part.word());
         read_node(cx, item, types, later, &mut draft);
         drafts.push(draft);
     }
@@ -143,14 +143,14 @@ pub fn on_error(cx: &mut Cx<'_>, table: &Table<'_>) -> Option<OnError> {
     cx.choice(table, "on_error", &words)
 }
 
-/// Reports a name that is not one.
-pub fn check_name(cx: &mut Cx<'_>, name: &str, span: Range<usize>, what: &str) -> bool {
+/// Reports a name that is not one, as `shown`.
+pub fn check_name(cx: &mut Cx<'_>, name: &str, shown: &str, span: Range<usize>, what: &str) -> bool {
     let head = name.starts_with(|c: char| c.is_ascii_lowercase());
     let tail = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '-');
     if head && tail && name.len() <= NAME_MAX {
         return true;
     }
-    let finding = cx.found.error(code::INVALID_NAME, span, format!("`{name}` is no name for a {what}"));
+    let finding = cx.found.error(code::INVALID_NAME, span, format!("{shown} is no name for a {what}"));
     finding.help(if name.len() > NAME_MAX {
         format!("names have at most {NAME_MAX} characters, since topics are made of them")
     } else {

@@ -4,7 +4,7 @@ use super::cx::Cx;
 use super::nodes::Draft;
 use crate::expr::{Program, Uses};
 use crate::topology::finding::{Severity, code};
-use crate::topology::spec::{Format, NodeKind, Port, PostgresSink, SinkTombstones};
+use crate::topology::spec::{Format, KafkaSink, NodeKind, Port, PostgresSink, SinkTombstones};
 
 /// Checks expressions against what flows into their nodes.
 pub fn check(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
@@ -13,6 +13,7 @@ pub fn check(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
     identities(cx, drafts);
     coordinates(cx, drafts);
     unstable_keys(cx, drafts, inputs, &order);
+    retention(cx, drafts, inputs, &order);
     for draft in drafts {
         if let Some(NodeKind::PostgresSink(sink)) = &draft.kind {
             deletes(cx, draft, sink);
@@ -24,9 +25,11 @@ pub fn check(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
 /// Nodes after their inputs; none where they go in a circle.
 fn flow_order(inputs: &[Vec<Port>]) -> Option<Vec<usize>> {
     let mut order: Vec<usize> = Vec::new();
+    let mut placed = vec![false; inputs.len()];
     while order.len() < inputs.len() {
-        let ready = |id: &usize| !order.contains(id) && inputs[*id].iter().all(|port| order.contains(&port.node.0));
-        order.push((0..inputs.len()).find(ready)?);
+        let next = (0..inputs.len()).find(|id| !placed[*id] && inputs[*id].iter().all(|port| placed[port.node.0]))?;
+        placed[next] = true;
+        order.push(next);
     }
     Some(order)
 }
@@ -98,6 +101,23 @@ fn identities(cx: &mut Cx<'_>, drafts: &[Draft]) {
                 "what a producer sends twice is two events then; name the member that identifies one: event_id = \
                  \".id\"",
             );
+        }
+    }
+}
+
+/// Says of outputs that get an event's time that the broker deletes them by it.
+fn retention(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>], order: &[usize]) {
+    let mut timed = vec![false; drafts.len()];
+    for id in order {
+        let own = matches!(&drafts[*id].kind, Some(NodeKind::Source(source)) if source.event_time.is_some());
+        timed[*id] = own || inputs[*id].iter().any(|port| timed[port.node.0]);
+        let Some(NodeKind::KafkaSink(KafkaSink { create: Some(create), .. })) = &drafts[*id].kind else { continue };
+        let limit = create.config.get("retention.ms").filter(|limit| timed[*id] && *limit != "-1");
+        if let Some(limit) = limit {
+            let message = format!("{} keeps records by their event time", drafts[*id].what());
+            cx.found.add(Severity::Note, code::RETENTION, drafts[*id].name_span.clone(), message).help(format!(
+                "an event that is older than retention.ms = {limit} when it comes is deleted soon after it is written"
+            ));
         }
     }
 }

@@ -87,7 +87,7 @@ fn route_output(
     let condition = cx.required_expression(&table, "condition", Role::Condition, CONDITION);
     let name = name?;
     if !name.unset {
-        if !check_name(cx, &name.value, name.span.clone(), "route's output") {
+        if !check_name(cx, &name.value, &name.shown, name.span.clone(), "route's output") {
             return None;
         }
         if outputs.iter().any(|(other, _)| *other == name.value) {

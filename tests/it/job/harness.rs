@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -105,7 +105,7 @@ impl Job {
     }
 
     /// Runs the job to the end of its input; panics where it does not exit 0.
-    pub fn drain(&self, file: &PathBuf) -> serde_json::Value {
+    pub fn drain(&self, file: &Path) -> serde_json::Value {
         let output = self.run_drain(file);
         assert!(
             output.status.success(),
@@ -116,13 +116,13 @@ impl Job {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    pub fn run_drain(&self, file: &PathBuf) -> Output {
+    pub fn run_drain(&self, file: &Path) -> Output {
         let args = ["run", file.to_str().unwrap(), "--drain", "--quiet", "--json"];
         wait_with_output(self.semel(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
     /// Starts `semel run`; its log goes to a file that failing tests show.
-    pub fn start(&self, file: &PathBuf) -> Process {
+    pub fn start(&self, file: &Path) -> Process {
         let log = self.dir.path().join("run.log");
         let to = fs::File::options().create(true).append(true).open(&log).unwrap();
         let args = ["run", file.to_str().unwrap(), "--quiet"];
