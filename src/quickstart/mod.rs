@@ -60,7 +60,7 @@ pub fn run(options: &Options, interrupted: &AtomicBool, say: &dyn Fn(&str)) -> R
         Cluster::private(&ClusterOptions::default(), say)?
     };
     for line in &servers.description {
-        say(line);
+        say(&format!("using {line}"));
     }
     let result = on(&servers, options, interrupted, say);
     let result = result.map(|report| report.map(|report| Report { elapsed: started.elapsed(), ..report }));

@@ -13,6 +13,7 @@ mod kafka_group;
 mod kafka_support;
 mod postgres_sink;
 mod quickstart;
+mod readme;
 mod reference;
 mod support;
 mod tidy;
