@@ -23,7 +23,7 @@ pub enum Work {
     Seal { epoch: Epoch },
     /// The worker gave this epoch up: nothing of it may be committed any more.
     Abandon { epoch: Epoch },
-    /// No more work comes.
+    /// No more work comes. A rebuild may be given up for it.
     Close,
 }
 
@@ -177,7 +177,9 @@ impl Protocol {
     }
 
     fn received(&mut self, work: Work, now_ms: u64) -> Effect {
-        assert!(matches!(self.state, State::Idle | State::Open { .. }), "work taken in state {:?}", self.state);
+        let given_up = work == Work::Close && matches!(self.state, State::Rebuilding { .. });
+        let ready = given_up || matches!(self.state, State::Idle | State::Open { .. });
+        assert!(ready, "work taken in state {:?}", self.state);
         match work {
             Work::Outputs { epoch } | Work::Seal { epoch } if self.dead.is_some_and(|dead| epoch <= dead) => {
                 assert_eq!(self.state, State::Idle, "work of a dead epoch behind a live one");

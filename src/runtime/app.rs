@@ -28,6 +28,8 @@ use crate::topology::spec::{NodeKind, Topology};
 
 const ASK: Duration = Duration::from_secs(10);
 const REACH: Duration = Duration::from_secs(8);
+/// A client call that takes longer than this does not come back.
+const CALL_MAX: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(20);
 /// librdkafka's default.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(300);
@@ -197,7 +199,16 @@ impl Running {
             });
             result = result.and(ended);
         }
+        let deadline = Instant::now() + CALL_MAX;
         for committer in self.committers {
+            while !committer.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(TICK);
+            }
+            if !committer.is_finished() {
+                // A call that ignores its timeout (librdkafka #5456). Nothing that is open will be committed.
+                tracing::warn!(stage = self.status.name, "a transaction call does not return; it is left behind");
+                continue;
+            }
             let ended = committer.join();
             result = result.and(
                 ended.map_err(|_| Failure::stopped("a committer panicked; its open transaction was not committed")),

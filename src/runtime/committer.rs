@@ -316,6 +316,10 @@ impl Committer {
 
     fn rebuild(&mut self, await_generation: bool) -> Event {
         self.recycle();
+        if self.link.is_closed() {
+            // What is open is left to the next start, which initialises the same ids, or to the broker's timeout.
+            return Event::Received(Work::Close);
+        }
         self.status.rebuilds.add(1);
         if await_generation && !self.group.metadata().is_some_and(|m| m.is_member()) {
             std::thread::sleep(Duration::from_millis(100));

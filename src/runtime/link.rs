@@ -2,7 +2,7 @@
 //! worker reads no further record while `bytes` is at its limit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -42,6 +42,7 @@ struct Shared {
     /// Highest epoch given up, plus one; 0 is none.
     dead: AtomicU64,
     bytes: AtomicUsize,
+    closed: AtomicBool,
 }
 
 /// The worker's end.
@@ -84,6 +85,12 @@ impl WorkerEnd {
         let _ = self.work.send(ToCommitter::Abandon { epoch });
     }
 
+    /// No more work comes; what is not sealed is given up.
+    pub fn close(&self) {
+        self.shared.closed.store(true, Ordering::SeqCst);
+        let _ = self.work.send(ToCommitter::Close);
+    }
+
     /// Bytes handed over that are not produced yet.
     pub fn bytes(&self) -> usize {
         self.shared.bytes.load(Ordering::Relaxed)
@@ -94,6 +101,11 @@ impl CommitterEnd {
     /// Whether the worker gave `epoch` up. To be asked after the group metadata was taken.
     pub fn is_dead(&self, epoch: Epoch) -> bool {
         self.shared.dead.load(Ordering::SeqCst) > epoch.0
+    }
+
+    /// Whether the worker is gone: nobody waits for producers that have to be made anew.
+    pub fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::SeqCst)
     }
 
     /// Gives a chunk's buffer back.

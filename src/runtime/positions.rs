@@ -24,11 +24,31 @@ pub struct Found {
     pub known: Vec<(TopicPartition, Position, bool)>,
     /// A transaction is open on the position, or the broker did not answer: ask again.
     pub unstable: Vec<TopicPartition>,
+    /// Why, in the words of the last of them.
+    pub why: Option<Error>,
 }
 
 impl Found {
     pub fn at(&self) -> Vec<(TopicPartition, Position)> {
         self.known.iter().map(|(partition, position, _)| (partition.clone(), *position)).collect()
+    }
+
+    /// Takes an answer; an error that goes by itself is kept for the user.
+    fn take<T>(&mut self, result: Result<T, Error>) -> Result<Option<T>, Failure> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => match error.disposition() {
+                Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
+                Disposition::Retry
+                | Disposition::AbortTxn { .. }
+                | Disposition::Fenced
+                | Disposition::Rebuild
+                | Disposition::Reject { .. } => {
+                    self.why = Some(error);
+                    Ok(None)
+                }
+            },
+        }
     }
 }
 
@@ -40,26 +60,23 @@ impl Positions {
         if partitions.is_empty() {
             return Ok(found);
         }
-        let Some(committed) = passing(consumer.committed(partitions, wait))? else {
+        let Some(committed) = found.take(consumer.committed(partitions, wait))? else {
             found.unstable = partitions.to_vec();
             return Ok(found);
         };
         let mut stable = BTreeMap::new();
         for (partition, result) in committed {
-            match passing(result)? {
+            match found.take(result)? {
                 Some(position) => drop(stable.insert(partition, position)),
                 None => found.unstable.push(partition),
             }
         }
         let admin = self.admin.within(wait);
-        let (Some(low), Some(high)) =
-            (bounds(&admin, stable.keys(), At::Earliest)?, bounds(&admin, stable.keys(), At::Latest)?)
-        else {
-            found.unstable = partitions.to_vec();
-            return Ok(found);
-        };
+        let low = found.take(bounds(&admin, stable.keys(), At::Earliest))?;
+        let high = found.take(bounds(&admin, stable.keys(), At::Latest))?;
         for (partition, position) in stable {
-            let (Some(low), Some(high)) = (low[&partition], high[&partition]) else {
+            let bound = |bounds: &Option<Bounds>| bounds.as_ref().and_then(|b| b.get(&partition).copied().flatten());
+            let (Some(low), Some(high)) = (bound(&low), bound(&high)) else {
                 found.unstable.push(partition);
                 continue;
             };
@@ -68,7 +85,7 @@ impl Positions {
                     return Err(self.outside(&partition, position, low, high));
                 }
                 Some(position) => found.known.push((partition, position, false)),
-                None => match self.start(&admin, &partition, low, high)? {
+                None => match found.take(self.start(&admin, &partition, low, high))? {
                     Some(position) => found.known.push((partition, position, true)),
                     None => found.unstable.push(partition),
                 },
@@ -83,16 +100,16 @@ impl Positions {
         partition: &TopicPartition,
         low: Position,
         high: Position,
-    ) -> Result<Option<Position>, Failure> {
-        Ok(match self.starts.get(&*partition.topic).copied().unwrap_or(Start::Earliest) {
-            Start::Earliest => Some(low),
-            Start::Latest => Some(high),
+    ) -> Result<Position, Error> {
+        match self.starts.get(&*partition.topic).copied().unwrap_or(Start::Earliest) {
+            Start::Earliest => Ok(low),
+            Start::Latest => Ok(high),
             Start::Timestamp(ms) => {
                 let found = bounds(admin, std::iter::once(partition), At::Timestamp(ms))?;
                 // Nothing as late as that: the end.
-                found.map(|found| found[partition].unwrap_or(high))
+                Ok(found.get(partition).copied().flatten().unwrap_or(high))
             }
-        })
+        }
     }
 
     fn outside(&self, partition: &TopicPartition, position: Position, low: Position, high: Position) -> Failure {
@@ -107,29 +124,7 @@ impl Positions {
 
 type Bounds = BTreeMap<TopicPartition, Option<Position>>;
 
-fn bounds<'a>(
-    admin: &Admin,
-    partitions: impl Iterator<Item = &'a TopicPartition>,
-    at: At,
-) -> Result<Option<Bounds>, Failure> {
+fn bounds<'a>(admin: &Admin, partitions: impl Iterator<Item = &'a TopicPartition>, at: At) -> Result<Bounds, Error> {
     let asked: Vec<_> = partitions.map(|partition| (partition.clone(), at)).collect();
-    let found = passing(admin.offsets(&asked, Isolation::ReadUncommitted))?;
-    Ok(found
-        .map(|found| found.into_iter().collect::<Bounds>())
-        .filter(|found| asked.iter().all(|(p, _)| found.contains_key(p))))
-}
-
-/// Errors that go by themselves become `None`.
-fn passing<T>(result: Result<T, Error>) -> Result<Option<T>, Failure> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(error) => match error.disposition() {
-            Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
-            Disposition::Retry
-            | Disposition::AbortTxn { .. }
-            | Disposition::Fenced
-            | Disposition::Rebuild
-            | Disposition::Reject { .. } => Ok(None),
-        },
-    }
+    Ok(admin.offsets(&asked, Isolation::ReadUncommitted)?.into_iter().collect())
 }

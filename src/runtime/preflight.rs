@@ -106,11 +106,9 @@ fn inspect<'a>(topology: &'a Topology, stages: &[&Stage], admin: &Admin) -> Resu
     let mut found = Found { missing: Vec::new(), problems: Vec::from_iter(limits(topology, admin)), infos };
     for stage in stages {
         for (topic, _) in read_topics(topology, stage) {
-            // What this job makes may be read by a later stage of it.
-            let made = |stage: &&Stage| {
-                written_topics(topology, stage).iter().any(|(_, t, create)| *t == topic && create.is_some())
-            };
-            if !found.infos.contains_key(&topic) && !stages.iter().any(made) {
+            // The stage that writes it answers for it.
+            let written = |stage: &&Stage| written_topics(topology, stage).iter().any(|(_, t, _)| *t == topic);
+            if !found.infos.contains_key(&topic) && !stages.iter().any(written) {
                 let message = format!("topic {topic:?}, which stage {} reads, does not exist", stage.name);
                 found.problems.push(Problem { setting: setting_of(topology, &topic), message });
             }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use semel::chunk::{Chunk, TargetId};
@@ -123,8 +124,9 @@ impl Job {
 
     /// Starts `semel run`; its log goes to a file that failing tests show.
     pub fn start(&self, file: &Path) -> Process {
-        let log = self.dir.path().join("run.log");
-        let to = fs::File::options().create(true).append(true).open(&log).unwrap();
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let log = self.dir.path().join(format!("run-{}.log", NEXT.fetch_add(1, Ordering::Relaxed)));
+        let to = fs::File::create(&log).unwrap();
         let args = ["run", file.to_str().unwrap(), "--quiet"];
         Process { child: self.semel(&args).stdout(Stdio::null()).stderr(to).spawn().unwrap(), log }
     }
@@ -276,14 +278,8 @@ impl Feed {
 
 /// Keeps producing `rate` records a second from a thread until stopped or dropped; `make(i)` answers key and value.
 pub struct Load<'scope> {
-    stop: std::sync::Arc<AtomicBool>,
-    thread: Option<std::thread::ScopedJoinHandle<'scope, u64>>,
-}
-
-impl Drop for Load<'_> {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
+    stop: Sender<()>,
+    thread: std::thread::ScopedJoinHandle<'scope, u64>,
 }
 
 impl<'scope> Load<'scope> {
@@ -294,36 +290,31 @@ impl<'scope> Load<'scope> {
         partitions: i32,
         make: impl Fn(u64) -> (String, String) + Send + 'scope,
     ) -> Load<'scope> {
-        let stop = std::sync::Arc::new(AtomicBool::new(false));
-        let flag = std::sync::Arc::clone(&stop);
+        let (stop, stopped) = channel::<()>();
         let thread = scope.spawn(move || {
             let mut feed = Feed::new(job, &job.topic("in"));
             let (started, mut sent) = (Instant::now(), 0);
-            while !flag.load(Ordering::Relaxed) {
+            // A test that panics drops the sender, which ends this thread too.
+            while stopped.recv_timeout(Duration::from_millis(2)) == Err(RecvTimeoutError::Timeout) {
                 let due = (started.elapsed().as_secs_f64() * rate as f64) as u64;
                 while sent < due {
                     let (key, value) = make(sent);
-                    let partition = semel::operator::partition(Some(key.as_bytes()), 0, partitions);
-                    feed.push(&Record {
-                        partition,
-                        key: Some(key.as_bytes()),
-                        value: Some(value.as_bytes()),
-                        ..Record::default()
-                    });
+                    let (key, value) = (key.as_bytes(), value.as_bytes());
+                    let partition = semel::operator::partition(Some(key), 0, partitions);
+                    feed.push(&Record { partition, key: Some(key), value: Some(value), ..Record::default() });
                     sent += 1;
                 }
-                std::thread::sleep(Duration::from_millis(2));
             }
             feed.flush();
             sent
         });
-        Load { stop, thread: Some(thread) }
+        Load { stop, thread }
     }
 
     /// Stops and answers how many records were produced, all acknowledged.
-    pub fn stop(mut self) -> u64 {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().expect("stopped once").join().unwrap()
+    pub fn stop(self) -> u64 {
+        drop(self.stop);
+        self.thread.join().unwrap()
     }
 }
 
@@ -371,9 +362,9 @@ impl Drop for Process {
 /// Waits for a process, for [`PATIENCE`] at most.
 pub fn wait_with_output(child: Child) -> Output {
     let pid = nix::unistd::Pid::from_raw(child.id() as i32);
-    let (done, waiting) = std::sync::mpsc::channel::<()>();
+    let (done, waiting) = channel::<()>();
     let watchdog = std::thread::spawn(move || {
-        if waiting.recv_timeout(PATIENCE * 2).is_err_and(|e| e == std::sync::mpsc::RecvTimeoutError::Timeout) {
+        if waiting.recv_timeout(PATIENCE * 2).is_err_and(|e| e == RecvTimeoutError::Timeout) {
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
     });

@@ -1,0 +1,453 @@
+//! The worker's thread: it polls, processes and hands over, and never waits for a commit. Rebalances arrive as events
+//! in its own loop, so that a partition is given up only when no batch names it any more.
+
+mod state;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use self::state::{Phase, State};
+use crate::chunk::Chunk;
+use crate::commit::Cause;
+use crate::commit::progress::Progress;
+use crate::error::{Disposition, Exit, Failure};
+use crate::kafka::{Consumer, Error, Polled};
+use crate::observe::status::StageStatus;
+use crate::record::TopicPartition;
+use crate::runtime::link::{ToWorker, WorkerEnd};
+use crate::runtime::positions::{Found, Positions};
+use crate::runtime::task::Task;
+
+/// Records between two looks at the clock.
+const RUN: usize = 256;
+/// Leaving the group; a broker that does not answer must not hold the process.
+const CLOSE: Duration = Duration::from_secs(2);
+const IDLE_WAIT: Duration = Duration::from_millis(20);
+/// A worker that cannot read on for this long polls with all partitions paused, so that rebalances are served.
+const PATIENCE: Duration = Duration::from_secs(1);
+const MARKERS_EVERY: Duration = Duration::from_millis(100);
+
+/// What a worker is told.
+#[derive(Clone, Debug)]
+pub struct WorkerOptions {
+    pub name: String,
+    pub commit_interval: Duration,
+    pub batch_records: u64,
+    /// Bytes handed over and not yet produced before the worker stops reading.
+    pub channel_bytes: usize,
+    /// How long a revocation waits for open batches: the lesser of the transaction timeout and half of
+    /// `max.poll.interval.ms`.
+    pub revoke_timeout: Duration,
+    pub shutdown_timeout: Duration,
+}
+
+/// A worker with its consumer and task, ready to run on a thread of its own.
+pub struct Worker {
+    consumer: Consumer,
+    state: State,
+}
+
+impl Worker {
+    pub fn new(
+        options: WorkerOptions,
+        consumer: Consumer,
+        task: Box<dyn Task>,
+        positions: Positions,
+        link: WorkerEnd,
+        status: Arc<StageStatus>,
+        stop: Arc<AtomicBool>,
+    ) -> Worker {
+        let state = State {
+            options,
+            task,
+            positions,
+            link,
+            status,
+            stop,
+            progress: Progress::default(),
+            phase: Phase::Running,
+            chunk: Chunk::default(),
+            spare: Vec::new(),
+            opened: None,
+            waiting: Vec::new(),
+            isolation: None,
+            last: None,
+            hot: None,
+            blocked_since: None,
+            paused: false,
+            missed: false,
+            rejoin_until: None,
+            markers_at: Instant::now(),
+            quiet_until: Instant::now() + PATIENCE,
+        };
+        Worker { consumer, state }
+    }
+
+    /// Runs until it is told to stop or cannot go on. What was processed is committed first where that is possible.
+    /// Blocks.
+    pub fn run(mut self) -> Result<(), Failure> {
+        let mut result = Ok(());
+        while result.is_ok() && !self.state.stop.load(Ordering::Relaxed) {
+            result = self.turn();
+        }
+        let drained = match &result {
+            // A committer that failed, or a member that was replaced, has nothing left to say.
+            Err(failure) if failure.exit != Exit::Stopped => Ok(()),
+            _ => self.finish(),
+        };
+        self.state.link.close();
+        self.await_close();
+        self.consumer.close(CLOSE);
+        result.and(drained)
+    }
+
+    /// Commits what is processed, as far as that comes about within the shutdown timeout. Rebalances are served
+    /// meanwhile: a member that was asleep has to join again before its committer goes on.
+    fn finish(&mut self) -> Result<(), Failure> {
+        let deadline = Instant::now() + self.state.options.shutdown_timeout;
+        while Instant::now() < deadline {
+            self.take_messages()?;
+            if !matches!(self.state.phase, Phase::Running | Phase::Sealing) {
+                return Ok(());
+            }
+            if self.state.settle(Duration::from_millis(5))? && self.state.progress.in_flight() == 0 {
+                return Ok(());
+            }
+            self.serve(Duration::from_millis(5))?;
+        }
+        Ok(())
+    }
+
+    fn turn(&mut self) -> Result<(), Failure> {
+        self.take_messages()?;
+        match self.state.phase {
+            Phase::Running => self.run_on(),
+            Phase::Sealing => {
+                if self.state.settle(Duration::from_millis(5))? {
+                    Ok(())
+                } else {
+                    self.blocked()
+                }
+            }
+            Phase::Recovering(_) => {
+                self.state.blocked_since.get_or_insert_with(Instant::now);
+                self.serve(IDLE_WAIT)
+            }
+            Phase::Repositioning => self.reposition(),
+        }
+    }
+
+    fn run_on(&mut self) -> Result<(), Failure> {
+        self.assign_waiting()?;
+        if self.state.is_due(Instant::now()) {
+            self.state.phase = Phase::Sealing;
+            return Ok(());
+        }
+        if !self.state.has_room()? {
+            if let Ok(message) = self.state.link.messages.recv_timeout(Duration::from_millis(2)) {
+                self.take(message)?;
+            }
+            return self.blocked();
+        }
+        if !self.unblock()? {
+            return Ok(());
+        }
+        for _ in 0..RUN {
+            match self.consumer.poll(Duration::ZERO) {
+                Polled::Record(message) => {
+                    if self.state.record(&message.to_input(Vec::new()))? {
+                        return Ok(());
+                    }
+                }
+                Polled::Nothing => return self.idle(),
+                other => {
+                    let event = Rebalance::of(other);
+                    return self.handle(event);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing to read: what is there goes to the committer, positions step over markers, then wait.
+    fn idle(&mut self) -> Result<(), Failure> {
+        if self.state.task.streams() {
+            self.state.hand_over();
+        }
+        let now = Instant::now();
+        if now >= self.state.markers_at && !self.state.progress.is_open() {
+            self.state.markers_at = now + MARKERS_EVERY;
+            let partitions = self.state.progress.partitions();
+            for (partition, position) in self.consumer.position(&partitions) {
+                if let Some(position) = position {
+                    self.state.progress.step_over(&partition, position);
+                }
+            }
+            if self.state.progress.is_open() {
+                self.state.opened.get_or_insert(now);
+            }
+        }
+        let wait = self.state.opened.map_or(IDLE_WAIT, |at| {
+            (at + self.state.options.commit_interval).saturating_duration_since(now).min(IDLE_WAIT)
+        });
+        match self.consumer.poll(wait) {
+            Polled::Record(message) => self.state.record(&message.to_input(Vec::new())).map(drop),
+            Polled::Nothing => Ok(()),
+            other => {
+                let event = Rebalance::of(other);
+                self.handle(event)
+            }
+        }
+    }
+
+    /// Cannot read on. Rebalances are served all the same.
+    fn blocked(&mut self) -> Result<(), Failure> {
+        let since = *self.state.blocked_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < PATIENCE { Ok(()) } else { self.serve(Duration::from_millis(5)) }
+    }
+
+    fn serve(&mut self, wait: Duration) -> Result<(), Failure> {
+        if !self.state.paused {
+            self.consumer.pause(&self.state.progress.partitions());
+            self.state.paused = true;
+        }
+        match self.consumer.poll(wait) {
+            Polled::Record(_) => {
+                self.state.missed = true;
+                Ok(())
+            }
+            Polled::Nothing => Ok(()),
+            other => {
+                let event = Rebalance::of(other);
+                self.handle(event)
+            }
+        }
+    }
+
+    /// Makes every partition readable at its position again; false where that has to be tried again.
+    fn unblock(&mut self) -> Result<bool, Failure> {
+        self.state.blocked_since = None;
+        if std::mem::take(&mut self.state.paused) {
+            self.consumer.resume(&self.state.progress.partitions());
+        }
+        if self.state.missed {
+            self.state.missed = !self.seek_all()?;
+        }
+        Ok(!self.state.missed)
+    }
+
+    fn handle(&mut self, event: Rebalance) -> Result<(), Failure> {
+        match event {
+            Rebalance::Assign(partitions) => self.assigned(partitions),
+            Rebalance::Revoke { partitions, lost: false } => {
+                // What was in the air when a batch failed comes again wherever the partition goes.
+                if !self.drain(self.state.options.revoke_timeout)? {
+                    self.state.abandon();
+                }
+                self.give_up(&partitions)
+            }
+            Rebalance::Revoke { partitions, lost: true } => {
+                tracing::warn!(worker = self.state.options.name, count = partitions.len(), "partitions lost");
+                self.state.abandon();
+                self.give_up(&partitions)
+            }
+            Rebalance::Failed(error) => self.reported(error),
+        }
+    }
+
+    /// An error of the consumer: what it cannot live with ends the worker, the rest it mends by itself.
+    fn reported(&self, error: Error) -> Result<(), Failure> {
+        match error.disposition() {
+            Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
+            Disposition::Retry
+            | Disposition::AbortTxn { .. }
+            | Disposition::Fenced
+            | Disposition::Rebuild
+            | Disposition::Reject { .. } => {
+                tracing::warn!(worker = self.state.options.name, %error, "the consumer reports");
+                Ok(())
+            }
+        }
+    }
+
+    fn give_up(&mut self, partitions: &[TopicPartition]) -> Result<(), Failure> {
+        self.state.progress.unassign(partitions);
+        self.state.waiting.retain(|p| !partitions.contains(p));
+        self.state.hot = None;
+        let answered = self.consumer.unassign(partitions);
+        self.state.status.set_assigned(self.state.progress.partitions().len());
+        tracing::info!(worker = self.state.options.name, partitions = %list(partitions), "given up");
+        answered.or_else(|error| self.reported(error))
+    }
+
+    fn assigned(&mut self, partitions: Vec<TopicPartition>) -> Result<(), Failure> {
+        let found = self.state.positions.find(&self.consumer, &partitions, Duration::from_secs(1))?;
+        tracing::info!(worker = self.state.options.name, partitions = %list(&partitions), "assigned");
+        self.state.waiting.extend(found.unstable.iter().cloned());
+        let answered = self.consumer.assign(&found.at());
+        self.settle_in(found);
+        answered.or_else(|error| self.reported(error))
+    }
+
+    fn assign_waiting(&mut self) -> Result<(), Failure> {
+        if self.state.waiting.is_empty() {
+            return Ok(());
+        }
+        let partitions = std::mem::take(&mut self.state.waiting);
+        let found = self.state.positions.find(&self.consumer, &partitions, Duration::from_millis(200))?;
+        self.state.say_unstable(&found);
+        self.state.waiting.extend(found.unstable.iter().cloned());
+        if !found.known.is_empty()
+            && let Err(error) = self.consumer.add(&found.at())
+        {
+            self.state.waiting.extend(found.known.into_iter().map(|(partition, _, _)| partition));
+            return self.reported(error);
+        }
+        self.settle_in(found);
+        Ok(())
+    }
+
+    fn settle_in(&mut self, found: Found) {
+        for (partition, position, fresh) in found.known {
+            if fresh {
+                self.state.opened.get_or_insert_with(Instant::now);
+            }
+            self.state.progress.assign(partition, position, fresh);
+        }
+        self.state.hot = None;
+        self.state.status.set_assigned(self.state.progress.partitions().len());
+    }
+
+    /// Commits what is processed and waits until nothing is open; false when that did not come about in time or the
+    /// epoch was given up on the way.
+    fn drain(&mut self, timeout: Duration) -> Result<bool, Failure> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if !matches!(self.state.phase, Phase::Running | Phase::Sealing) {
+                return Ok(true);
+            }
+            let settled = self.state.settle(Duration::from_millis(5))?;
+            if settled && self.state.progress.in_flight() == 0 {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            if let Ok(message) = self.state.link.messages.recv_timeout(Duration::from_millis(5)) {
+                self.take(message)?;
+            }
+        }
+    }
+
+    fn await_close(&mut self) {
+        let deadline = Instant::now() + self.state.options.shutdown_timeout;
+        while let Ok(message) = self.state.link.messages.recv_deadline(deadline) {
+            if matches!(message, ToWorker::Closed | ToWorker::Failed(_)) {
+                return;
+            }
+        }
+    }
+
+    fn take_messages(&mut self) -> Result<(), Failure> {
+        while let Ok(message) = self.state.link.messages.try_recv() {
+            self.take(message)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, message: ToWorker) -> Result<(), Failure> {
+        let state = &mut self.state;
+        match message {
+            ToWorker::Buffer(chunk) => state.spare.push(chunk),
+            ToWorker::Committed(batch) => {
+                if let Some(sealed) = state.progress.committed(batch) {
+                    state.passed(&sealed.positions);
+                }
+            }
+            ToWorker::Report { epoch, cause } if epoch == state.progress.epoch() => {
+                state.isolate(cause);
+                state.give_up_epoch();
+                state.phase = Phase::Repositioning;
+                state.rejoin_until = (cause == Cause::Rejoin).then(|| Instant::now() + PATIENCE);
+            }
+            ToWorker::Report { epoch, .. } if state.phase == Phase::Recovering(epoch) => {
+                state.phase = Phase::Repositioning;
+            }
+            ToWorker::Report { .. } | ToWorker::Closed => {}
+            ToWorker::Failed(failure) => return Err(failure),
+        }
+        Ok(())
+    }
+
+    /// Reads the broker's stable positions and goes back to them.
+    fn reposition(&mut self) -> Result<(), Failure> {
+        if self.state.rejoin_until.is_some_and(|until| Instant::now() < until) {
+            return self.serve(IDLE_WAIT);
+        }
+        self.state.rejoin_until = None;
+        let partitions = self.state.progress.partitions();
+        let found = self.state.positions.find(&self.consumer, &partitions, Duration::from_secs(1))?;
+        if !found.unstable.is_empty() {
+            self.state.say_unstable(&found);
+            return self.serve(IDLE_WAIT);
+        }
+        self.settle_in(found);
+        self.state.phase = Phase::Running;
+        self.state.missed = true;
+        Ok(())
+    }
+
+    /// Seeks every partition to its position; false where a rebalance came between. A partition that was only just
+    /// assigned refuses at first.
+    fn seek_all(&mut self) -> Result<bool, Failure> {
+        let mut pending = self.state.progress.positions();
+        let deadline = Instant::now() + self.state.options.revoke_timeout;
+        while !pending.is_empty() {
+            let results = self.consumer.seek(&pending, PATIENCE);
+            let Some((partition, error)) = results.iter().find_map(|(p, r)| r.as_ref().err().map(|e| (p.clone(), e)))
+            else {
+                return Ok(true);
+            };
+            if Instant::now() >= deadline {
+                return Err(Failure::stopped(format!("cannot go back to the position of {partition}: {error}")));
+            }
+            match self.consumer.poll(IDLE_WAIT) {
+                // It may be of a partition that is back already: all are sought again.
+                Polled::Record(_) => pending = self.state.progress.positions(),
+                Polled::Nothing => {
+                    pending.retain(|(p, _)| results.iter().any(|(q, result)| p == q && result.is_err()));
+                }
+                other => {
+                    let event = Rebalance::of(other);
+                    self.handle(event)?;
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// What is not a record.
+enum Rebalance {
+    Assign(Vec<TopicPartition>),
+    Revoke { partitions: Vec<TopicPartition>, lost: bool },
+    Failed(Error),
+}
+
+impl Rebalance {
+    fn of(polled: Polled<'_>) -> Rebalance {
+        match polled {
+            Polled::Assign(partitions) => Rebalance::Assign(partitions),
+            Polled::Revoke { partitions, lost } => Rebalance::Revoke { partitions, lost },
+            Polled::Failed(error) => Rebalance::Failed(error),
+            Polled::Record(_) | Polled::Nothing | Polled::EndOfPartition(_) => unreachable!("not asked for"),
+        }
+    }
+}
+
+fn list(partitions: &[TopicPartition]) -> String {
+    let names: Vec<String> = partitions.iter().map(TopicPartition::to_string).collect();
+    names.join(", ")
+}

@@ -1,0 +1,203 @@
+//! What a worker keeps between polls: its positions and open batch, and where it stands with its committer.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use super::WorkerOptions;
+use crate::chunk::Chunk;
+use crate::commit::progress::{Progress, SlotId};
+use crate::commit::{Cause, Epoch};
+use crate::error::Failure;
+use crate::observe::status::StageStatus;
+use crate::record::{Input, Offset, Position, TopicPartition};
+use crate::runtime::link::{ToCommitter, WorkerEnd};
+use crate::runtime::positions::{Found, Positions};
+use crate::runtime::task::Task;
+
+/// Chunks of about this many bytes go to the committer.
+const CHUNK_BYTES: usize = 64 * 1024;
+const SAY_EVERY: Duration = Duration::from_secs(10);
+/// Records a batch, once the broker refused one of them and it has to be found.
+const ISOLATE_FROM: u64 = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Running,
+    /// The batch ends as soon as the task's effects outside Kafka are through.
+    Sealing,
+    /// The epoch was given up; waiting until nothing of it is open.
+    Recovering(Epoch),
+    /// Going back to the committed positions.
+    Repositioning,
+}
+
+/// Looks for a record that the broker refuses, by ever smaller batches.
+#[derive(Clone, Debug)]
+pub(super) struct Isolation {
+    pub(super) limit: u64,
+    pub(super) reason: &'static str,
+    /// Found: it is rejected when it comes again.
+    pub(super) condemned: Option<(TopicPartition, Offset)>,
+    pub(super) passed: u64,
+}
+
+/// Everything of a worker but the consumer, which lends out the record at hand.
+pub(super) struct State {
+    pub(super) options: WorkerOptions,
+    pub(super) task: Box<dyn Task>,
+    pub(super) positions: Positions,
+    pub(super) link: WorkerEnd,
+    pub(super) status: Arc<StageStatus>,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) progress: Progress,
+    pub(super) phase: Phase,
+    pub(super) chunk: Chunk,
+    pub(super) spare: Vec<Chunk>,
+    pub(super) opened: Option<Instant>,
+    /// Assigned, but their positions are not stable yet.
+    pub(super) waiting: Vec<TopicPartition>,
+    pub(super) isolation: Option<Isolation>,
+    pub(super) last: Option<(TopicPartition, Offset)>,
+    /// The partition of the last record: the next one mostly has the same.
+    pub(super) hot: Option<(TopicPartition, SlotId)>,
+    pub(super) blocked_since: Option<Instant>,
+    pub(super) paused: bool,
+    /// A record came while none could be taken: its partition must be read again.
+    pub(super) missed: bool,
+    pub(super) rejoin_until: Option<Instant>,
+    pub(super) markers_at: Instant,
+    /// When unstable positions may be spoken of again.
+    pub(super) quiet_until: Instant,
+}
+
+impl State {
+    /// Tells the user, now and then, why partitions wait.
+    pub(super) fn say_unstable(&mut self, found: &Found) {
+        let now = Instant::now();
+        if let Some(why) = found.why.as_ref().filter(|_| now >= self.quiet_until) {
+            self.quiet_until = now + SAY_EVERY;
+            let (worker, partitions) = (&self.options.name, found.unstable.len());
+            tracing::warn!(worker, partitions, %why, "waiting for positions that can be read");
+        }
+    }
+
+    /// Processes a record; true when the batch is to be ended now.
+    pub(super) fn record(&mut self, input: &Input<'_>) -> Result<bool, Failure> {
+        let slot = match &self.hot {
+            Some((partition, slot)) if partition.partition == input.partition && *partition.topic == *input.topic => {
+                *slot
+            }
+            _ => {
+                let Some(slot) = self.progress.slot(input.topic, input.partition) else { return Ok(false) };
+                self.hot = Some((TopicPartition::new(input.topic, input.partition), slot));
+                slot
+            }
+        };
+        if !self.progress.is_due(slot, input.offset) {
+            return Ok(false);
+        }
+        self.opened.get_or_insert_with(Instant::now);
+        match &mut self.isolation {
+            Some(Isolation { condemned: Some((partition, offset)), reason, .. })
+                if *offset == input.offset
+                    && partition.partition == input.partition
+                    && *partition.topic == *input.topic =>
+            {
+                self.task.reject(input, reason, &mut self.chunk)?;
+            }
+            _ => self.task.process(input, &mut self.chunk)?,
+        }
+        self.status.records_in.add(1);
+        self.progress.processed(slot, input.offset);
+        if self.isolation.is_some() {
+            self.last = self.hot.as_ref().map(|(partition, _)| (partition.clone(), input.offset));
+        }
+        if self.chunk.bytes_len() >= CHUNK_BYTES && self.task.streams() {
+            self.hand_over();
+        }
+        Ok(self.progress.open_records() >= self.batch_limit())
+    }
+
+    pub(super) fn batch_limit(&self) -> u64 {
+        self.isolation.as_ref().map_or(self.options.batch_records, |i| i.limit.min(self.options.batch_records))
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.progress.open_records() >= self.batch_limit()
+            || self.opened.is_some_and(|at| now.duration_since(at) >= self.options.commit_interval)
+    }
+
+    pub(super) fn has_room(&mut self) -> Result<bool, Failure> {
+        // While a refused record is looked for, one batch at a time tells which batch it was in.
+        let alone = self.isolation.is_none() || self.progress.in_flight() == 0;
+        Ok(alone && self.link.bytes() < self.options.channel_bytes && self.task.has_room()?)
+    }
+
+    pub(super) fn hand_over(&mut self) {
+        if self.chunk.is_empty() {
+            return;
+        }
+        let next = self.spare.pop().unwrap_or_default();
+        let chunk = std::mem::replace(&mut self.chunk, next);
+        self.link.outputs(self.progress.epoch(), chunk);
+    }
+
+    /// Ends the batch once the task's effects are through; true when that is done.
+    pub(super) fn settle(&mut self, wait: Duration) -> Result<bool, Failure> {
+        if !self.task.settle(&mut self.chunk, wait)? {
+            self.phase = Phase::Sealing;
+            return Ok(false);
+        }
+        self.hand_over();
+        self.opened = None;
+        if let Some(sealed) = self.progress.seal() {
+            let _ = self.link.work.send(ToCommitter::Seal { sealed, at: Instant::now() });
+        }
+        self.phase = Phase::Running;
+        Ok(true)
+    }
+
+    /// Gives the open and sealed batches up before the committer is asked.
+    pub(super) fn abandon(&mut self) {
+        if let Phase::Recovering(_) = self.phase {
+            return;
+        }
+        let epoch = self.give_up_epoch();
+        self.link.abandon(epoch);
+        self.phase = Phase::Recovering(epoch);
+    }
+
+    pub(super) fn give_up_epoch(&mut self) -> Epoch {
+        self.chunk.clear();
+        self.opened = None;
+        self.last = None;
+        self.task.abandon();
+        self.progress.abandon()
+    }
+
+    /// The broker refused a record: batches shrink until it is alone in one.
+    pub(super) fn isolate(&mut self, cause: Cause) {
+        let Cause::Record(reason) = cause else { return };
+        let limit = self.isolation.as_ref().map_or(ISOLATE_FROM, |i| i.limit / 2).max(1);
+        let alone = self.isolation.as_ref().is_some_and(|i| i.limit == 1);
+        let condemned = if alone { self.last.take() } else { None };
+        if let Some((partition, offset)) = &condemned {
+            tracing::warn!(%partition, %offset, reason, "the broker refuses this record");
+        }
+        self.isolation = Some(Isolation { limit, reason, condemned, passed: 0 });
+    }
+
+    /// Ends the search when the condemned record is behind, or when enough passed without a refusal.
+    pub(super) fn passed(&mut self, positions: &[(TopicPartition, Position)]) {
+        let Some(isolation) = &mut self.isolation else { return };
+        isolation.passed += 1;
+        let behind = isolation
+            .condemned
+            .as_ref()
+            .is_some_and(|(p, offset)| positions.iter().any(|(q, position)| p == q && *position >= offset.next()));
+        if behind || isolation.passed > 4 * ISOLATE_FROM {
+            self.isolation = None;
+        }
+    }
+}
