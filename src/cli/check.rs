@@ -2,11 +2,15 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::file::{self, File};
 use super::output;
 use crate::error::{Exit, Failure};
+use crate::runtime::{app, preflight};
+use crate::sink::postgres;
 use crate::topology::finding::{Finding, Findings, Severity, code};
+use crate::topology::plan::{Plan, Stage, StageKind};
 use crate::topology::spec::Topology;
 use crate::topology::{self, report};
 
@@ -67,9 +71,41 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     Ok(if bad { Exit::Findings } else { Exit::Done })
 }
 
-/// Findings that only the broker and the database can tell of; `text` is the file's, to place them in.
+/// Findings that only the broker and the database can tell of; `text` is the file's, to place them in. Exit 3 where
+/// one of them does not answer.
 fn online(topology: &Topology, text: &str) -> Result<Vec<Finding>, Failure> {
-    Ok(Findings::new(&topology.file, text).finish())
+    let mut found = Findings::new(&topology.file, text);
+    if !topology.unset.is_empty() {
+        for variable in &topology.unset {
+            let path: Vec<&str> = variable.node.as_deref().map_or(vec!["kafka"], |node| vec!["sinks", node]);
+            let message = format!("the environment variable {} is not set (line {})", variable.name, variable.line);
+            found.error(code::UNSET_VARIABLE, topology::locate(text, &path), message);
+        }
+        return Ok(found.finish());
+    }
+    let plan = Plan::new(Arc::new(topology.clone()));
+    let (_, admin) = app::connect(topology)?;
+    let stages: Vec<&Stage> = plan.stages.iter().collect();
+    for problem in preflight::problems(&plan, &stages, &admin)? {
+        let path: Vec<&str> = problem.setting.iter().map(String::as_str).collect();
+        found.error(code::BROKER, topology::locate(text, &path), problem.message);
+    }
+    for stage in &plan.stages {
+        let StageKind::Postgres { sink, .. } = &stage.kind else { continue };
+        let span = topology::locate(text, &["sinks", &topology.nodes[sink.0].name, "table"]);
+        match postgres::preflight(topology, *sink, &stage.group) {
+            Ok(checked) => {
+                for warning in checked.warnings {
+                    found.warning(code::DATABASE, span.clone(), warning);
+                }
+            }
+            Err(failure) if failure.exit == Exit::Refused => {
+                found.error(code::DATABASE, span, failure.message);
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(found.finish())
 }
 
 /// Reports files that call themselves alike.

@@ -24,7 +24,7 @@ unsafe extern "C" {
     fn rd_kafka_topic_result_error(result: *const rd::rd_kafka_topic_result_t) -> c_int;
 }
 
-/// A client for administration. Every call blocks up to its time limit, plus a second.
+/// A client for administration. Every call blocks up to its time limit, plus half a second.
 #[derive(Debug)]
 pub struct Admin {
     client: Arc<Client>,

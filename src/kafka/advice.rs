@@ -18,7 +18,7 @@ pub(super) fn of(error: &Error) -> Option<&'static str> {
             "lower the transaction timeout, or raise the broker's transaction.max.timeout.ms"
         }
         (Code::INVALID_SESSION_TIMEOUT, _) => {
-            "choose a session timeout between the broker's group.min.session.timeout.ms and group.max.session.timeout.ms"
+            "choose a session timeout that the broker's group.min. and group.max.session.timeout.ms allow"
         }
         (Code::INCONSISTENT_GROUP_PROTOCOL, _) => {
             "other members of the group use another partition.assignment.strategy or protocol: stop them all first"

@@ -77,8 +77,8 @@ impl Client {
         // SAFETY: the configuration is alive; a created client takes it over, so it is forgotten then and only then.
         // The text buffer has the size that is told.
         let ptr = unsafe {
-            rd::rd_kafka_conf_set_events(config.ptr(), events);
-            rd::rd_kafka_new(native, config.ptr(), text.as_mut_ptr(), text.len())
+            rd::rd_kafka_conf_set_events(config.as_ptr(), events);
+            rd::rd_kafka_new(native, config.as_ptr(), text.as_mut_ptr(), text.len())
         };
         let Some(ptr) = NonNull::new(ptr) else {
             return Err(Error::new(Operation::Connect, Code::INVALID_ARGUMENT, text_of(&text)));

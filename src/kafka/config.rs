@@ -1,15 +1,16 @@
 //! Settings of the clients, and what to say when a broker refuses them.
 
 use std::collections::BTreeMap;
+use std::ffi::{CString, c_char};
 use std::fmt;
 use std::time::Duration;
 
-use rdkafka::ClientConfig;
-use rdkafka::config::NativeClientConfig;
-use rdkafka::error::KafkaError;
+use rdkafka::bindings as rd;
 
+use super::client::text_of;
 use super::code::Code;
 use super::error::{Error, Operation};
+use super::request::c_string;
 
 /// Where the cluster is and what every client shares.
 #[derive(Clone)]
@@ -78,39 +79,80 @@ impl Settings {
     }
 
     /// Errors: an unknown property, a value that the client does not take, by name.
-    pub fn build(&self) -> Result<NativeClientConfig, Error> {
-        let mut config = ClientConfig::new();
+    pub fn build(&self) -> Result<Config, Error> {
+        if self.connection.brokers.trim().is_empty() {
+            return Err(Error::new(Operation::Connect, Code::INVALID_ARGUMENT, "`brokers` under [kafka] is empty"));
+        }
+        // One after the other: a later one also overrides an earlier one of another name (`request.required.acks`).
+        let config = Config::new();
+        // A broker that comes back is met within a second; the default waits up to ten.
+        config.set("reconnect.backoff.max.ms", "1000")?;
         for (name, value) in &self.defaults {
-            config.set(*name, value);
+            config.set(name, value)?;
         }
         for (name, value) in &self.connection.properties {
-            config.set(name, value);
+            config.set(name, value)?;
         }
-        config
-            .set("bootstrap.servers", &self.connection.brokers)
-            .set("client.id", &self.connection.client_id)
-            // Logs become events, so that they go through `tracing` under the client's name.
-            .set("log.queue", "true")
-            // librdkafka's producers would make missing topics.
-            .set("allow.auto.create.topics", "false");
+        config.set("bootstrap.servers", &self.connection.brokers)?;
+        config.set("client.id", &self.connection.client_id)?;
+        // Logs become events, so that they go through `tracing` under the client's name.
+        config.set("log.queue", "true")?;
+        // librdkafka's producers would make missing topics.
+        config.set("allow.auto.create.topics", "false")?;
         for (name, value) in &self.fixed {
-            config.set(*name, value);
+            config.set(name, value)?;
         }
-        config.create_native_config().map_err(|error| refused(&error))
+        Ok(config)
     }
 }
 
-/// A property that the client does not take. Its value is left out: it may be a password.
-fn refused(error: &KafkaError) -> Error {
-    let text = match error {
-        KafkaError::ClientConfig(_, text, name, _) => {
-            // The client's own words repeat the value only for numbers and choices.
-            let secret = ["password", "secret", "key.pem", "jaas"].iter().any(|word| name.contains(word));
-            if secret { format!("property {name} is not valid") } else { format!("property {name}: {text}") }
-        }
-        other => other.to_string(),
-    };
-    Error::new(Operation::Connect, Code::INVALID_ARGUMENT, text)
+/// librdkafka's configuration, ours until a client takes it over.
+pub(super) struct Config(*mut rd::rd_kafka_conf_t);
+
+impl Config {
+    fn new() -> Config {
+        // SAFETY: no precondition.
+        Config(unsafe { rd::rd_kafka_conf_new() })
+    }
+
+    pub fn as_ptr(&self) -> *mut rd::rd_kafka_conf_t {
+        self.0
+    }
+
+    fn set(&self, name: &str, value: &str) -> Result<(), Error> {
+        let c_name = c_string(Operation::Connect, name)?;
+        let mut text = [0 as c_char; 512];
+        let Ok(c_value) = CString::new(value) else { return Err(refused(name, "a NUL byte in its value")) };
+        // SAFETY: the configuration is ours, the strings are alive, the text buffer has the size that is told.
+        let set =
+            unsafe { rd::rd_kafka_conf_set(self.0, c_name.as_ptr(), c_value.as_ptr(), text.as_mut_ptr(), text.len()) };
+        if set == rd::rd_kafka_conf_res_t::RD_KAFKA_CONF_OK { Ok(()) } else { Err(refused(name, &text_of(&text))) }
+    }
+
+    #[cfg(test)]
+    pub fn get(&self, name: &str) -> String {
+        let name = CString::new(name).unwrap();
+        let mut value = [0 as c_char; 512];
+        let mut size = value.len();
+        // SAFETY: the configuration is ours, the name is alive, the buffer has the size that is told.
+        let got = unsafe { rd::rd_kafka_conf_get(self.0, name.as_ptr(), value.as_mut_ptr(), &mut size) };
+        assert_eq!(got, rd::rd_kafka_conf_res_t::RD_KAFKA_CONF_OK);
+        text_of(&value)
+    }
+}
+
+impl Drop for Config {
+    fn drop(&mut self) {
+        // SAFETY: ours; a client that took it over made us forget it.
+        unsafe { rd::rd_kafka_conf_destroy(self.0) }
+    }
+}
+
+/// A property that the client does not take. What it says of a secret may hold the secret.
+fn refused(name: &str, said: &str) -> Error {
+    let secret = ["password", "secret", "key.pem", "jaas", "sasl.oauthbearer.config"].iter().any(|w| name.contains(w));
+    let said = if secret { "its value is not valid" } else { said };
+    Error::new(Operation::Connect, Code::INVALID_ARGUMENT, format!("property {name}: {said}"))
 }
 
 /// Milliseconds as librdkafka takes them: a remainder counts as one, so that a short wait is still a wait.
@@ -132,10 +174,11 @@ mod tests {
     #[test]
     fn defaults_give_way_to_the_user_and_the_user_to_what_is_fixed() {
         let mut settings =
-            connection(&[("linger.ms", "7"), ("acks", "1"), ("allow.auto.create.topics", "true")]).settings();
+            connection(&[("linger.ms", "7"), ("request.required.acks", "1"), ("allow.auto.create.topics", "true")])
+                .settings();
         settings.default("linger.ms", 5).default("retry.backoff.ms", 3).fixed("acks", "all");
-        let native = settings.build().unwrap();
-        let get = |name| native.get(name).unwrap();
+        let config = settings.build().unwrap();
+        let get = |name| config.get(name);
         assert_eq!(get("linger.ms"), "7");
         assert_eq!(get("retry.backoff.ms"), "3");
         assert_eq!(get("acks"), "-1");
@@ -153,8 +196,18 @@ mod tests {
 
     #[test]
     fn secrets_are_printed_nowhere() {
-        let connection = connection(&[("sasl.password", "hunter2")]);
-        assert!(!format!("{connection:?}").contains("hunter2"));
+        let secret = connection(&[("sasl.password", "hunter2")]);
+        assert!(!format!("{secret:?}").contains("hunter2"));
+        let error = connection(&[("ssl.key.pem", "hunter2")]).settings().build().err();
+        assert!(!error.is_some_and(|e| e.to_string().contains("hunter2")));
+        let error = connection(&[("sasl.password", "hunter2\0")]).settings().build().err().unwrap();
+        assert_eq!(error.to_string(), "connecting to Kafka: property sasl.password: its value is not valid");
+    }
+
+    #[test]
+    fn no_address_is_said_so() {
+        let error = Connection::new(" ", "c").settings().build().err().unwrap();
+        assert_eq!(error.to_string(), "connecting to Kafka: `brokers` under [kafka] is empty");
     }
 
     #[test]

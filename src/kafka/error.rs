@@ -113,12 +113,11 @@ impl Error {
         self
     }
 
-    pub(super) fn with_abortable(mut self, abortable: bool) -> Error {
-        self.abortable = abortable;
-        self
+    /// The same to do, for this reason.
+    pub(super) fn caused_by(self, cause: Error) -> Error {
+        Error { code: cause.code, text: cause.text, topic: cause.topic, partition: cause.partition, ..self }
     }
 
-    /// Adds to what the client said.
     pub(super) fn with_text(mut self, text: impl Into<String>) -> Error {
         self.text = text.into();
         self

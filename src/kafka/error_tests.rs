@@ -102,7 +102,9 @@ fn every_class_of_error_has_its_answer() {
 
 #[test]
 fn a_message_names_the_place_and_the_cure() {
-    let refused = Error::of_code(Commit, Code::TOPIC_AUTHORIZATION).at("orders", Some(3)).with_abortable(true);
+    let delivery = Error::of_code(Produce, Code::TOPIC_AUTHORIZATION).at("orders", Some(3));
+    let refused = error(Commit, Code::INCONSISTENT, Flag::Abortable).caused_by(delivery);
+    assert!(refused.is_abortable());
     assert_eq!(
         refused.to_string(),
         "committing the transaction (orders-3): Broker: Topic authorization failed; \

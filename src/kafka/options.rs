@@ -135,8 +135,8 @@ mod tests {
             queue_bytes: 4 << 20,
         };
         let targets = [target(20_000), target(8_000_000)];
-        let native = options.settings(&Connection::new("localhost:1", "c"), &targets).build().unwrap();
-        let get = |name| native.get(name).unwrap();
+        let config = options.settings(&Connection::new("localhost:1", "c"), &targets).build().unwrap();
+        let get = |name| config.get(name);
         assert_eq!(get("message.max.bytes"), "8000000");
         assert_eq!(get("batch.size"), "19488");
         assert_eq!(get("queue.buffering.max.kbytes"), "7814");
@@ -148,8 +148,8 @@ mod tests {
         let options = ConsumerOptions::new("g");
         let mut connection = Connection::new("localhost:1", "c");
         let strategy = |connection: &Connection| {
-            let native = options.settings(connection).build().unwrap();
-            (native.get("partition.assignment.strategy").unwrap(), native.get("session.timeout.ms").unwrap())
+            let config = options.settings(connection).build().unwrap();
+            (config.get("partition.assignment.strategy"), config.get("session.timeout.ms"))
         };
         assert_eq!(strategy(&connection), ("cooperative-sticky".into(), "15000".into()));
         connection.properties.insert("partition.assignment.strategy".into(), "range".into());

@@ -199,17 +199,16 @@ impl Producer {
         unsafe { rd::rd_kafka_outq_len(self.client.ptr()) }.max(0) as usize
     }
 
-    /// `_INCONSISTENT` says that some delivery failed: put that delivery's reason in its place.
+    /// A transaction says without a place, or only in general (`_INCONSISTENT`), that a delivery failed: the delivery
+    /// knows more.
     fn enrich(&self, error: Error) -> Error {
         let error = self.client.explain(error);
-        if error.code() != Code::INCONSISTENT || !error.is_abortable() {
+        if !error.is_abortable() {
             return error;
         }
-        let Some(cause) = self.failed_deliveries() else { return error };
-        let enriched = Error::new(error.operation(), cause.code(), cause.text()).with_abortable(true);
-        match cause.topic() {
-            Some(topic) => enriched.at(topic, cause.partition()),
-            None => enriched,
+        match self.failed_deliveries() {
+            Some(cause) if [Code::INCONSISTENT, cause.code()].contains(&error.code()) => error.caused_by(cause),
+            _ => error,
         }
     }
 }

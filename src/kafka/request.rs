@@ -75,7 +75,7 @@ pub(super) fn request(
     let options = Options::new(client, native, timeout);
     send(&options, queue.as_ptr());
     // The client's own time-out comes first and says more.
-    let deadline = Instant::now() + timeout + Duration::from_secs(1);
+    let deadline = Instant::now() + timeout + Duration::from_millis(500);
     loop {
         // A client without a group has nobody else to serve its errors, and they say why there is no answer.
         if client.kind() == Kind::Plain {

@@ -58,12 +58,8 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
     let topology = &plan.topology;
     let stages = chosen(plan, options.only.as_deref())?;
     unset_variables(topology, &stages)?;
-    let connection = Connection {
-        properties: topology.kafka.properties.clone(),
-        ..Connection::new(&topology.kafka.brokers, &topology.name)
-    };
-    let admin = Arc::new(Admin::new(&connection, ASK).map_err(|e| Failure::refused(e.to_string()))?);
-    admin.ping(REACH).map_err(|e| Failure::unreachable(e.to_string()))?;
+    let (connection, admin) = connect(topology)?;
+    let admin = Arc::new(admin);
     // The database is looked at before topics are made: what is refused leaves nothing behind.
     let mut checked = Vec::new();
     for stage in &stages {
@@ -102,6 +98,17 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
     }
     display.finish();
     result.map(|()| Report { stages: statuses, elapsed: started.elapsed() })
+}
+
+/// Reaches the topology's broker; exit 3 where nobody answers within 10 s.
+pub fn connect(topology: &Topology) -> Result<(Connection, Admin), Failure> {
+    let connection = Connection {
+        properties: topology.kafka.properties.clone(),
+        ..Connection::new(&topology.kafka.brokers, &topology.name)
+    };
+    let admin = Admin::new(&connection, ASK).map_err(|e| Failure::refused(e.to_string()))?;
+    admin.ping(REACH).map_err(|e| Failure::unreachable(e.to_string()))?;
+    Ok((connection, admin))
 }
 
 fn chosen<'a>(plan: &'a Plan, only: Option<&str>) -> Result<Vec<&'a Stage>, Failure> {
@@ -311,9 +318,9 @@ impl Job<'_> {
                 let pipeline = Pipeline::new(self.plan, environment)?;
                 Ok(Box::new(KafkaTask { pipeline, sources: by_topic, names, status: Arc::clone(status) }))
             }
-            StageKind::Postgres { sink, inputs } => {
+            StageKind::Postgres { .. } => {
                 let checked = checked.expect("a Postgres stage was looked at");
-                Ok(Box::new(PostgresTask::new(self.plan, *sink, inputs, topics, checked, Arc::clone(status))))
+                Ok(Box::new(PostgresTask::new(self.plan, stage, topics, checked, Arc::clone(status))))
             }
         }
     }

@@ -9,7 +9,7 @@ mod kept;
 mod link;
 mod positions;
 mod postgres_task;
-mod preflight;
+pub mod preflight;
 pub mod shutdown;
 mod task;
 mod worker;

@@ -15,8 +15,8 @@ use crate::runtime::kept::Kept;
 use crate::runtime::preflight::StageTopics;
 use crate::runtime::task::Task;
 use crate::sink::postgres::{Applied, Batch, Breaker, Checked, Writer, WriterConfig};
-use crate::topology::plan::Plan;
-use crate::topology::spec::{Format, NodeId, NodeKind, OnError};
+use crate::topology::plan::{Plan, Stage, StageKind};
+use crate::topology::spec::{NodeKind, OnError};
 
 /// One batch is written while the next fills.
 const IN_FLIGHT: usize = 2;
@@ -46,12 +46,12 @@ impl PostgresTask {
     /// A task for one worker, with a connection of its own.
     pub fn new(
         plan: &Plan,
-        sink: NodeId,
-        inputs: &[NodeId],
+        stage: &Stage,
         topics: &StageTopics,
         checked: &Checked,
         status: Arc<StageStatus>,
     ) -> PostgresTask {
+        let StageKind::Postgres { sink, .. } = &stage.kind else { unreachable!("a task of a Postgres stage") };
         let node = &plan.topology.nodes[sink.0];
         let NodeKind::PostgresSink(spec) = &node.kind else { unreachable!("a Postgres stage has a Postgres sink") };
         let breaker = Arc::new(Breaker::new(&node.name, spec.max_rejects_per_minute));
@@ -61,7 +61,7 @@ impl PostgresTask {
             on_error: node.on_error,
             batch_rows: spec.batch_rows,
             batch_bytes: spec.batch_bytes as usize,
-            mapper: RowMapper::new(&node.name, spec, formats(plan, inputs), Some(checked.layout.specs())),
+            mapper: RowMapper::new(&node.name, spec, plan.formats(stage), Some(checked.layout.specs())),
             writer: Writer::spawn(WriterConfig {
                 address: checked.address.clone(),
                 layout: Arc::clone(&checked.layout),
@@ -137,16 +137,6 @@ impl PostgresTask {
             OnError::Skip | OnError::Stop => self.refuse(input, reject),
         }
     }
-}
-
-/// How the values of each topic are read. What the job's own sinks write is taken for JSON: a row needs an object.
-fn formats(plan: &Plan, inputs: &[NodeId]) -> Vec<(String, Format)> {
-    let of = |id: &NodeId| match &plan.topology.nodes[id.0].kind {
-        NodeKind::Source(source) => source.topics.iter().map(|topic| (topic.clone(), source.format)).collect(),
-        NodeKind::KafkaSink(sink) => vec![(sink.topic.clone(), Format::Json)],
-        _ => Vec::new(),
-    };
-    inputs.iter().flat_map(of).collect()
 }
 
 impl Task for PostgresTask {

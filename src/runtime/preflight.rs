@@ -11,7 +11,7 @@ use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Error, Isolation, TopicInfo};
 use crate::record::TopicPartition;
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{CreateTopic, Guarantee, NodeKind, Source, Start, Topology};
+use crate::topology::spec::{CreateTopic, Guarantee, Node, NodeKind, Source, Start, Topology};
 
 const DEAD_LETTER_RETENTION_MS: i64 = 14 * 24 * 3600 * 1000;
 /// A dead letter is its record plus what was wrong.
@@ -58,53 +58,103 @@ fn written_topics<'a>(topology: &'a Topology, stage: &Stage) -> Vec<(&'a str, &'
     sinks.filter(|(_, topic, _)| seen.insert(*topic)).collect()
 }
 
+/// What stands in the way of a start, and which setting it is about: the path to it in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub setting: Vec<String>,
+    pub message: String,
+}
+
+/// The broker's topics as the stages find them.
+struct Found<'a> {
+    infos: BTreeMap<String, TopicInfo>,
+    /// Sink, topic and how it is declared: to be made.
+    missing: Vec<(&'a str, &'a str, &'a CreateTopic)>,
+    problems: Vec<Problem>,
+}
+
+/// All that the broker has against a start of these stages. Changes nothing. Blocks.
+pub fn problems(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<Problem>, Failure> {
+    Ok(inspect(&plan.topology, stages, admin)?.problems)
+}
+
 /// Looks at every topic of the stages, makes those that are declared with `create` and the dead-letter topic, and
-/// answers what each stage works with. Refuses what is missing or cannot work, all of it in one message. Blocks.
+/// answers what each stage works with. Refuses what is missing or cannot work, all of it in one message and before
+/// anything is made. Blocks.
 pub fn topics(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<StageTopics>, Failure> {
     let topology = &plan.topology;
-    limits(topology, admin)?;
+    let Found { mut infos, missing, problems } = inspect(topology, stages, admin)?;
+    refuse(topology, problems)?;
+    let created = create(&missing, admin)?;
+    let new = describe(admin, &created)?;
+    refuse(
+        topology,
+        missing.iter().filter_map(|(sink, topic, _)| unwritable(sink, topic, new.get(*topic)?)).collect(),
+    )?;
+    infos.extend(new);
+    let dead_letters = dead_letter_topic(plan, stages, admin, &infos)?;
+    Ok(stages.iter().map(|stage| stage_topics(topology, stage, &infos, &dead_letters)).collect())
+}
+
+fn inspect<'a>(topology: &'a Topology, stages: &[&Stage], admin: &Admin) -> Result<Found<'a>, Failure> {
     let mut names: BTreeSet<String> = BTreeSet::new();
-    let mut problems = Vec::new();
     for stage in stages {
         names.extend(read_topics(topology, stage).into_iter().map(|(topic, _)| topic));
         names.extend(written_topics(topology, stage).into_iter().map(|(_, topic, _)| topic.to_owned()));
     }
-    let mut infos = describe(admin, &names)?;
-    let mut missing = Vec::new();
+    let infos = describe(admin, &names)?;
+    let mut found = Found { missing: Vec::new(), problems: Vec::from_iter(limits(topology, admin)), infos };
     for stage in stages {
         for (topic, _) in read_topics(topology, stage) {
             // What this job makes may be read by a later stage of it.
             let made = |stage: &&Stage| {
                 written_topics(topology, stage).iter().any(|(_, t, create)| *t == topic && create.is_some())
             };
-            if !infos.contains_key(&topic) && !stages.iter().any(made) {
-                problems.push(format!("topic {topic:?}, which stage {} reads, does not exist", stage.name));
+            if !found.infos.contains_key(&topic) && !stages.iter().any(made) {
+                let message = format!("topic {topic:?}, which stage {} reads, does not exist", stage.name);
+                found.problems.push(Problem { setting: setting_of(topology, &topic), message });
             }
         }
         for (sink, topic, create) in written_topics(topology, stage) {
-            match (infos.get(topic), create) {
-                (Some(info), _) => problems.extend(unwritable(topic, info)),
-                (None, Some(create)) => missing.push((sink, topic, create)),
-                (None, None) => problems.push(format!(
-                    "topic {topic:?}, which sink {sink} writes, does not exist; create it, or declare \
-                     create = {{ partitions = 4 }} in [sinks.{sink}] so that semel does"
-                )),
+            match (found.infos.get(topic), create) {
+                (Some(info), _) => found.problems.extend(unwritable(sink, topic, info)),
+                (None, Some(create)) => found.missing.push((sink, topic, create)),
+                (None, None) => found.problems.push(Problem {
+                    setting: sink_topic(sink),
+                    message: format!(
+                        "topic {topic:?}, which sink {sink} writes, does not exist; create it, or declare \
+                         create = {{ partitions = 4 }} in [sinks.{sink}] so that semel does"
+                    ),
+                }),
             }
         }
     }
-    if !problems.is_empty() {
-        problems.dedup();
-        return Err(refused(topology, &problems));
+    found.problems.dedup();
+    Ok(found)
+}
+
+/// The setting that names a topic.
+fn setting_of(topology: &Topology, topic: &str) -> Vec<String> {
+    let path = |node: &Node| match &node.kind {
+        NodeKind::Source(source) if source.topics.iter().any(|t| t == topic) => {
+            Some(vec!["sources".to_owned(), node.name.clone(), "topics".to_owned()])
+        }
+        NodeKind::KafkaSink(sink) if sink.topic == topic => Some(sink_topic(&node.name)),
+        _ => None,
+    };
+    topology.nodes.iter().find_map(path).unwrap_or_default()
+}
+
+fn sink_topic(sink: &str) -> Vec<String> {
+    vec!["sinks".to_owned(), sink.to_owned(), "topic".to_owned()]
+}
+
+fn refuse(topology: &Topology, problems: Vec<Problem>) -> Result<(), Failure> {
+    if problems.is_empty() {
+        return Ok(());
     }
-    let created = create(&missing, admin)?;
-    let new = describe(admin, &created)?;
-    let problems: Vec<_> = new.iter().filter_map(|(topic, info)| unwritable(topic, info)).collect();
-    if !problems.is_empty() {
-        return Err(refused(topology, &problems));
-    }
-    infos.extend(new);
-    let dead_letters = dead_letter_topic(plan, stages, admin, &infos)?;
-    Ok(stages.iter().map(|stage| stage_topics(topology, stage, &infos, &dead_letters)).collect())
+    let messages: Vec<String> = problems.into_iter().map(|problem| problem.message).collect();
+    Err(Failure::refused(format!("at {}: {}", topology.kafka.brokers, messages.join("\n  "))))
 }
 
 fn stage_topics(
@@ -131,36 +181,32 @@ fn stage_topics(
     }
 }
 
-fn unwritable(topic: &str, info: &TopicInfo) -> Option<String> {
-    (info.min_insync_replicas > info.replicas).then(|| {
-        format!(
+fn unwritable(sink: &str, topic: &str, info: &TopicInfo) -> Option<Problem> {
+    (info.min_insync_replicas > info.replicas).then(|| Problem {
+        setting: sink_topic(sink),
+        message: format!(
             "topic {topic:?} has {} replicas but min.insync.replicas = {}: the broker would refuse every record; lower \
              the setting or add replicas",
             info.replicas, info.min_insync_replicas
-        )
+        ),
     })
 }
 
 /// A transaction timeout above the broker's limit would be refused by `init_transactions`.
-fn limits(topology: &Topology, admin: &Admin) -> Result<(), Failure> {
+fn limits(topology: &Topology, admin: &Admin) -> Option<Problem> {
     if topology.guarantee != Guarantee::ExactlyOnce {
-        return Ok(());
+        return None;
     }
     // A broker that does not let us look says so when the producer is initialised.
-    let Ok(Some(limit)) = admin.broker_config("transaction.max.timeout.ms") else { return Ok(()) };
-    let Ok(limit) = limit.parse::<u64>() else { return Ok(()) };
-    if topology.transaction_timeout.as_millis() > u128::from(limit) {
-        return Err(Failure::refused(format!(
+    let limit: u64 = admin.broker_config("transaction.max.timeout.ms").ok().flatten()?.parse().ok()?;
+    (topology.transaction_timeout.as_millis() > u128::from(limit)).then(|| Problem {
+        setting: vec!["transaction_timeout".to_owned()],
+        message: format!(
             "transaction_timeout = {:?} is above the broker's transaction.max.timeout.ms = {limit}; lower it, or raise \
              the broker's limit",
-            topology.transaction_timeout,
-        )));
-    }
-    Ok(())
-}
-
-fn refused(topology: &Topology, problems: &[String]) -> Failure {
-    Failure::refused(format!("at {}: {}", topology.kafka.brokers, problems.join("\n  ")))
+            topology.transaction_timeout
+        ),
+    })
 }
 
 /// Makes declared topics; answers their names.

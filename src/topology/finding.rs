@@ -95,6 +95,10 @@ codes! {
      record is sent or replayed again."
     NONDETERMINISTIC "nondeterministic" "A key or version that a program upstream makes by the clock, by chance or of \
      a place in the log."
+    BROKER "broker" "What the broker has against the job: a topic is missing, takes no write, or a limit of the \
+        broker's is in the way (`check --online`)."
+    DATABASE "database" "What the database has against a sink: a table, column, index or right is missing or does not \
+        fit (`check --online`)."
     RETENTION "retention" "A topic with a retention gets records with the time of their events: old events are \
      deleted soon after they are written."
     VERSION_OFFSET "version-offset" "A version made of the offset where a key need not stay in one partition."

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use semel::cluster::{Cluster, Options, Server};
 use semel::error::{Disposition, Exit};
-use semel::kafka::{Isolation, Polled};
-use semel::record::Position;
+use semel::kafka::{Admin, Connection, Consumer, ConsumerOptions, Isolation, Polled, Producer, ProducerOptions};
+use semel::record::{Position, TopicPartition};
 
 use crate::kafka_support::*;
-use crate::support::{eventually, unique};
+use crate::support::{self, eventually, unique};
 
 #[test]
 fn a_record_comes_back_as_it_went_in() {
@@ -253,7 +254,6 @@ fn a_record_that_the_topic_refuses_is_a_reject() {
     assert!(compacted.target().compacted);
     let error = refused(&compacted, None, b"x");
     assert_eq!(error.disposition(), Disposition::Reject { reason: "broker" }, "{error}");
-    assert_eq!(error.topic(), None);
 
     // Outside a transaction it is the delivery that fails.
     let producer = plain(&[compacted.target()]);
@@ -372,4 +372,56 @@ fn a_position_outside_the_log_is_named() {
     assert_eq!((error.topic(), error.partition()), (Some(&*topic.name), Some(0)));
     assert_eq!(error.disposition(), Disposition::Fatal(Exit::Stopped));
     assert!(error.to_string().contains("position 1000"), "{error}");
+}
+
+#[test]
+fn a_broker_restart_is_passed_through() {
+    if !online() {
+        return;
+    }
+    let only_kafka = Options { use_given: false, servers: vec![Server::Kafka], ..support::options() };
+    let cluster = Cluster::private(&only_kafka, &|_| {}).unwrap();
+    let connection = Connection::new(&*cluster.brokers, "restart");
+    let admin = Admin::new(&connection, SECONDS).unwrap();
+    admin.create_topic("t", 1, 1, &Default::default()).unwrap();
+    let target = admin.topic("t").unwrap().unwrap().target("t");
+    let minute = Duration::from_secs(60);
+    let patient = ProducerOptions { transaction_timeout: minute, ..options(Some("id")) };
+    let producer = Producer::new(&connection, &patient, &[target]).unwrap();
+    producer.init(SECONDS).unwrap();
+    let patient = ConsumerOptions { session_timeout: minute, ..ConsumerOptions::new("g") };
+    let mut consumer = Consumer::new(&connection, &patient).unwrap();
+    consumer.subscribe(&["t"]).unwrap();
+    poll_until(&mut consumer, |c| match c.poll(Duration::from_millis(50)) {
+        Polled::Assign(_) => c.assign(&[(TopicPartition::new("t", 0), Position(0))]).ok(),
+        _ => None,
+    });
+
+    producer.begin().unwrap();
+    send(&producer, 0, None, Some(b"before"), &[]);
+    producer.flush(SECONDS).unwrap();
+    cluster.kill_kafka().unwrap();
+    send(&producer, 0, None, Some(b"during"), &[]);
+    // The client mends its connection by itself: nothing but silence until then.
+    assert!(matches!(consumer.poll(Duration::from_millis(500)), Polled::Nothing));
+    cluster.start_kafka().unwrap();
+    let commit = || match producer.commit(Duration::from_secs(1)) {
+        Ok(()) => true,
+        Err(error) => {
+            assert_eq!(error.disposition(), Disposition::Retry, "{error:?}");
+            false
+        }
+    };
+    eventually(minute, "the transaction is committed", commit);
+
+    let mut values = Vec::new();
+    eventually(minute, "both records are read", || {
+        match consumer.poll(Duration::from_millis(50)) {
+            Polled::Record(message) => values.push(message.value().unwrap().to_vec()),
+            Polled::Revoke { .. } | Polled::Failed(_) => panic!("the session outlives a restart"),
+            _ => {}
+        }
+        values.len() == 2
+    });
+    assert_eq!(values, [&b"before"[..], b"during"]);
 }

@@ -149,15 +149,24 @@ impl Job {
         committed.into_iter().map(|(_, position)| position.unwrap().map(|p| p.0)).collect()
     }
 
+    /// The sum of a group's positions in a topic; 0 while the broker does not answer.
+    pub fn progress(&self, group: &str, suffix: &str) -> i64 {
+        let Ok(Some(info)) = self.admin.topic(&self.topic(suffix)) else { return 0 };
+        let partitions: Vec<_> = (0..info.partitions).map(|p| TopicPartition::new(self.topic(suffix), p)).collect();
+        let positions = self.admin.committed(group, &partitions, false).unwrap_or_default();
+        positions.into_iter().filter_map(|(_, position)| position.ok().flatten()).map(|p| p.0).sum()
+    }
+
     /// The ends of a topic's partitions: `ReadCommitted` gives the last stable offsets.
     pub fn ends(&self, suffix: &str, isolation: Isolation) -> Vec<i64> {
         let asked: Vec<_> = self.partitions(suffix).into_iter().map(|p| (p, At::Latest)).collect();
         self.admin.offsets(&asked, isolation).unwrap().into_iter().map(|(_, end)| end.unwrap().0).collect()
     }
 
+    /// The partitions of a topic; none while it is not there.
     pub fn partitions(&self, suffix: &str) -> Vec<TopicPartition> {
         let topic = self.topic(suffix);
-        let count = self.admin.topic(&topic).unwrap().unwrap_or_else(|| panic!("no topic {topic}")).partitions;
+        let count = self.admin.topic(&topic).unwrap().map_or(0, |info| info.partitions);
         (0..count).map(|p| TopicPartition::new(topic.as_str(), p)).collect()
     }
 
@@ -265,10 +274,16 @@ impl Feed {
     }
 }
 
-/// Keeps producing `rate` records a second from a thread until stopped; `make(i)` answers key and value.
+/// Keeps producing `rate` records a second from a thread until stopped or dropped; `make(i)` answers key and value.
 pub struct Load<'scope> {
     stop: std::sync::Arc<AtomicBool>,
-    thread: std::thread::ScopedJoinHandle<'scope, u64>,
+    thread: Option<std::thread::ScopedJoinHandle<'scope, u64>>,
+}
+
+impl Drop for Load<'_> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
 }
 
 impl<'scope> Load<'scope> {
@@ -302,13 +317,13 @@ impl<'scope> Load<'scope> {
             feed.flush();
             sent
         });
-        Load { stop, thread }
+        Load { stop, thread: Some(thread) }
     }
 
     /// Stops and answers how many records were produced, all acknowledged.
-    pub fn stop(self) -> u64 {
+    pub fn stop(mut self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
+        self.thread.take().expect("stopped once").join().unwrap()
     }
 }
 

@@ -62,6 +62,33 @@ fn what_is_missing_is_named_with_the_cure_and_exits_2() {
 }
 
 #[test]
+fn check_online_finds_what_a_start_would_refuse() {
+    let Some(cluster) = support::broker("check --online") else { return };
+    let job = Job::new(cluster, "online", 1);
+    let check = |text: &str| {
+        let file = job.file(text);
+        let args = ["check", file.to_str().unwrap(), "--online", "--json"];
+        let output = wait_with_output(job.semel(&args).stdout(Stdio::piped()).spawn().unwrap());
+        let findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+        let errors = findings.into_iter().filter(|f| f["severity"] == "error");
+        let errors = errors.map(|f| (f["code"].as_str().unwrap().to_owned(), f["line"].as_u64().unwrap()));
+        (output.status.code(), errors.collect::<Vec<_>>())
+    };
+    let bad = TOPOLOGY.replace("NAME.in", "NAME.nowhere").replace("create = { partitions = 4 }\n", "");
+    let line = |text: &str, of: &str| text.lines().position(|l| l.contains(of)).unwrap() as u64 + 2;
+    let expected = [
+        ("broker".to_owned(), line(&bad, "topics = ")),
+        ("broker".to_owned(), line(&bad, "topic = ")),
+        ("database".to_owned(), line(&bad, "table = ")),
+    ];
+    let (code, errors) = check(&bad);
+    assert_eq!((code, errors), (Some(1), expected.to_vec()));
+    job.sql(TABLE);
+    assert_eq!(check(TOPOLOGY), (Some(0), Vec::new()));
+    assert!(job.admin.topic(&job.topic("out")).unwrap().is_none(), "a check makes nothing");
+}
+
+#[test]
 fn mistakes_of_the_command_line_and_the_file_exit_2() {
     let Some(cluster) = support::broker("mistakes of the command line") else { return };
     let job = Job::new(cluster, "usage", 1);
