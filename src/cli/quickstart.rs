@@ -1,5 +1,7 @@
 //! `semel quickstart`.
 
+use clap::value_parser;
+
 use super::output;
 use crate::error::{Exit, Failure};
 use crate::quickstart::{self, Options};
@@ -11,7 +13,7 @@ pub struct Args {
     #[arg(long)]
     keep: bool,
     /// How many records to produce.
-    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(100..=5_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = value_parser!(u32).range(100..=5_000_000))]
     records: u32,
     /// Of the records that are made: the same seed makes the same.
     #[arg(long, default_value_t = 1)]

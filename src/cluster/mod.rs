@@ -268,6 +268,11 @@ impl Cluster {
         self.control(Server::Postgres, Action::Start)
     }
 
+    /// The servers that the environment gave: what is left on them stays.
+    pub fn given(&self) -> &[Server] {
+        &self.given
+    }
+
     /// What the supervisor keeps now, with process ids; `None` when both servers were given.
     pub fn status(&self) -> Result<Option<Status>, Failure> {
         match self.ask(&Request::Status)? {

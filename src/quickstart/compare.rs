@@ -13,6 +13,7 @@ pub struct Found {
     pub dead_letters: Vec<DeadLetter>,
 }
 
+/// A record of the dead-letter topic: who rejected it, why, and its value as it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
     pub node: String,
@@ -142,10 +143,9 @@ mod tests {
     use super::*;
 
     fn output(event: &str, version: i64, total: &str) -> Vec<u8> {
-        format!(
-            r#"{{"event_id":"{event}","order_id":"a","customer_id":"c","status":"paid","qty":1,"price":19.90,"version":{version},"created_at":"2026-01-05T00:00:00.000Z","total":{total}}}"#
-        )
-        .into_bytes()
+        let what = format!(r#""status":"paid","qty":1,"price":19.90,"version":{version},"total":{total}"#);
+        let when = r#""created_at":"2026-01-05T00:00:00.000Z""#;
+        format!(r#"{{"event_id":"{event}","order_id":"a","customer_id":"c",{what},{when}}}"#).into_bytes()
     }
 
     /// Event e1 once, e2 twice, a broken value, e3 refused.

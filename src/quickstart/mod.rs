@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::cluster::{Cluster, Options as ClusterOptions};
+use crate::cluster::{Cluster, Options as ClusterOptions, Server};
 use crate::error::Failure;
 use crate::observe::progress::grouped;
 use crate::runtime::app::{self, RunOptions};
@@ -124,7 +124,19 @@ fn on(
     for stage in &plan.stages[1..] {
         standings.extend(topics.standings(&stage.group, OUTPUT)?);
     }
+    say_what_stays(servers, &plan, say);
     Ok(Some(report(servers, options, &plan, &expected, found, standings, &job)))
+}
+
+/// What was made on somebody's own servers is theirs to look at, and to remove.
+fn say_what_stays(servers: &Cluster, plan: &Plan, say: &dyn Fn(&str)) {
+    for server in servers.given() {
+        let stays = match server {
+            Server::Kafka => format!("topics {SOURCE}, {OUTPUT} and {}", plan.dead_letters()),
+            Server::Postgres => "table orders".to_owned(),
+        };
+        say(&format!("left for you to look at, where {} points: {stays}", server.variable()));
+    }
 }
 
 fn plan(servers: &Cluster, state_dir: &std::path::Path) -> Plan {

@@ -124,15 +124,11 @@ impl Shop {
 fn record(event: usize, order: &Order, status: &str, time: i64) -> Record {
     let key = format!("o-{:06}", order.number);
     let created_at = DateTime::from_timestamp_millis(time).unwrap_or_default().format("%Y-%m-%dT%H:%M:%S%.3fZ");
-    let value = format!(
-        r#"{{"event_id":"e-{event:07}","order_id":"{key}","customer_id":"c-{:04}","status":"{status}","qty":{},"price":{}.{:02},"version":{},"created_at":"{created_at}","note":"{}"}}"#,
-        order.customer,
-        order.qty,
-        order.cents / 100,
-        order.cents % 100,
-        order.version,
-        NOTES[event % NOTES.len()],
-    );
+    let Order { customer, version, qty, cents, .. } = order;
+    let who = format!(r#""event_id":"e-{event:07}","order_id":"{key}","customer_id":"c-{customer:04}""#);
+    let what = format!(r#""status":"{status}","qty":{qty},"price":{}.{:02}"#, cents / 100, cents % 100);
+    let note = NOTES[event % NOTES.len()];
+    let value = format!(r#"{{{who},{what},"version":{version},"created_at":"{created_at}","note":"{note}"}}"#);
     Record { key, value: value.into_bytes(), timestamp: time }
 }
 

@@ -92,7 +92,8 @@ impl Report {
             .iter()
             .map(|e| {
                 json!({
-                    "stage": e.stage, "from": end(&e.from), "to": end(&e.to), "guarantee": e.guarantee.as_str(), "by": e.by,
+                    "stage": e.stage, "from": end(&e.from), "to": end(&e.to), "guarantee": e.guarantee.as_str(),
+                    "by": e.by,
                 })
             })
             .collect();

@@ -33,8 +33,8 @@ impl Table {
         let there = self.client.query_one("SELECT to_regclass('orders') IS NOT NULL", &[]);
         if self.runtime.block_on(there).map_err(failed)?.get(0) {
             return Err(Failure::refused(
-                "the database that DATABASE_URL names has a table orders: the quick start makes its own; drop that one, \
-                 name another database, or unset DATABASE_URL to have one brought up",
+                "the database that DATABASE_URL names has a table orders: the quick start makes its own; drop that \
+                 one, name another database, or unset DATABASE_URL to have one brought up",
             ));
         }
         Ok(())

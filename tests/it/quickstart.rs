@@ -113,6 +113,7 @@ fn what_is_kept_can_be_used_and_given_servers_that_hold_something_are_refused() 
         return;
     };
     let home = tempfile::tempdir_in("/tmp").unwrap();
+    let _down = DownAtTheEnd(home.path());
     let kept = quickstart(home.path(), &["--records", "2000", "--keep"]).output().unwrap();
     assert_eq!(kept.status.code(), Some(0), "{}\n{}", text(&kept.stdout), text(&kept.stderr));
     let summary = text(&kept.stdout);
@@ -137,6 +138,16 @@ fn what_is_kept_can_be_used_and_given_servers_that_hold_something_are_refused() 
     let down = Command::new(SEMEL).args(["dev", "down"]).env("XDG_RUNTIME_DIR", home.path()).output().unwrap();
     assert_eq!(down.status.code(), Some(0), "{}", text(&down.stderr));
     assert_eq!(processes(home.path()), [""; 0]);
+}
+
+/// Servers that are kept outlive a test that fails.
+pub struct DownAtTheEnd<'a>(pub &'a Path);
+
+impl Drop for DownAtTheEnd<'_> {
+    fn drop(&mut self) {
+        let mut down = Command::new(SEMEL);
+        let _ = down.args(["dev", "down", "--force"]).env("XDG_RUNTIME_DIR", self.0).output();
+    }
 }
 
 /// Makes a database beside the one of the URL and answers its URL.

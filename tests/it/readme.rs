@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 use semel::topology::load;
 use semel::topology::plan::Plan;
 
+use crate::quickstart::DownAtTheEnd;
 use crate::support::{self, SEMEL};
 
 fn root() -> &'static Path {
@@ -88,6 +89,7 @@ fn the_commands_that_need_servers_run_in_their_order() {
         return;
     }
     let home = tempfile::tempdir_in("/tmp").unwrap();
+    let _down = DownAtTheEnd(home.path());
     // What `eval` sets in a shell holds for the lines after it.
     let mut exports = String::new();
     let mut ran = 0;
