@@ -166,6 +166,26 @@ impl Client {
         }
     }
 
+    /// Asks for a topic's leaders anew. What the client keeps of them would go out of date unnoticed where nothing is
+    /// read or written.
+    pub fn refresh(&self, topic: &CStr, timeout: Duration) -> Result<(), Error> {
+        let mut metadata = ptr::null();
+        // SAFETY: the client is alive, name and topic handle too; handle and metadata are freed here.
+        let code = unsafe {
+            let handle = rd::rd_kafka_topic_new(self.ptr(), topic.as_ptr(), ptr::null_mut());
+            if handle.is_null() {
+                return Err(Error::new(Operation::Connect, Code::INVALID_ARGUMENT, "no such topic"));
+            }
+            let code = Code(rd_kafka_metadata(self.ptr(), 0, handle, &mut metadata, millis(timeout)));
+            if !metadata.is_null() {
+                rd::rd_kafka_metadata_destroy(metadata);
+            }
+            rd::rd_kafka_topic_destroy(handle);
+            code
+        };
+        if code.is_error() { Err(Error::of_code(Operation::Connect, code)) } else { Ok(()) }
+    }
+
     /// That there was no answer, from where, and why.
     pub fn unreachable(&self, error: &Error, timeout: Duration) -> Error {
         let (code, reason) = self.trouble().unwrap_or_else(|| (error.code(), error.text().to_owned()));

@@ -131,6 +131,11 @@ impl Code {
         unsafe { CStr::from_ptr(rd_kafka_err2name(self.0)) }.to_string_lossy().into_owned()
     }
 
+    /// What the client believes of a partition's leader is out of date.
+    pub fn is_stale_leader(self) -> bool {
+        matches!(self, Code::FENCED_LEADER_EPOCH | Code::UNKNOWN_LEADER_EPOCH | Code::NOT_LEADER)
+    }
+
     /// The trouble passes by itself: connections, coordinators and leaders on the move, time limits of one request.
     pub fn is_transient(self) -> bool {
         matches!(

@@ -1,5 +1,6 @@
 //! Positions: of a group, and at the ends of the log.
 
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -121,6 +122,28 @@ fn committed_once(
 
 /// Positions in the log; `None` where no record is that young. Errors: the first partition that cannot be told.
 pub(super) fn in_log(
+    client: &Client,
+    asked: &[(TopicPartition, At)],
+    isolation: Isolation,
+    timeout: Duration,
+) -> Result<Vec<(TopicPartition, Option<Position>)>, Error> {
+    let deadline = Instant::now() + timeout;
+    match in_log_once(client, asked, isolation, timeout) {
+        // The client asked with a leader epoch that it once heard of and would ask with for ever (a broker was
+        // restarted meanwhile).
+        Err(error) if error.code().is_stale_leader() => {
+            let topics: BTreeSet<&str> = asked.iter().map(|(partition, _)| &*partition.topic).collect();
+            for topic in topics {
+                let name = c_string(Operation::Admin("looking up positions in the log"), topic)?;
+                client.refresh(&name, deadline.saturating_duration_since(Instant::now()))?;
+            }
+            in_log_once(client, asked, isolation, deadline.saturating_duration_since(Instant::now()))
+        }
+        result => result,
+    }
+}
+
+fn in_log_once(
     client: &Client,
     asked: &[(TopicPartition, At)],
     isolation: Isolation,

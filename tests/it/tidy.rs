@@ -100,7 +100,10 @@ fn files_and_lines_stay_short() {
         if length > LONGEST_FILE {
             wrong.push(format!("{}: {length} lines, at most {LONGEST_FILE}", path.display()));
         }
-        for (number, line) in numbered(&text).filter(|(_, line)| line.chars().count() > LONGEST_LINE) {
+        // Text in quotes is as long as it is, and the formatter leaves comments to their writers.
+        let exempt = |line: &str| line.contains('"') || line.trim_start().starts_with("//");
+        let long = |line: &str| line.chars().count() > LONGEST_LINE && !exempt(line);
+        for (number, line) in numbered(&text).filter(|(_, line)| long(line)) {
             wrong.push(format!("{}:{number}: {} characters", path.display(), line.chars().count()));
         }
     }
