@@ -78,6 +78,8 @@ fn json(report: &Report) -> serde_json::Value {
             "dropped": stage.dropped.get(),
             "skipped": stage.skipped.get(),
             "transactions": stage.commits.get(),
+            "busy_seconds": stage.busy().as_secs_f64(),
+            "commit_ms": stage.commit_us.get() as f64 / 1000.0 / stage.commits.get().max(1) as f64,
             "aborts": stage.aborts.get(),
             "rows": stage.rows.get(),
             "stale": stage.stale.get(),

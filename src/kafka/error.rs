@@ -221,6 +221,12 @@ impl Error {
         matches!(self.code, Code::AUTO_OFFSET_RESET | Code::OFFSET_OUT_OF_RANGE | Code::NO_OFFSET)
     }
 
+    /// The broker that was asked does not know the topic or partition, or not yet.
+    pub fn is_unknown_topic(&self) -> bool {
+        let local = [Code::LOCAL_UNKNOWN_TOPIC, Code::LOCAL_UNKNOWN_PARTITION];
+        self.code == Code::UNKNOWN_TOPIC || local.contains(&self.code)
+    }
+
     /// What this asks of the worker.
     pub fn disposition(&self) -> Disposition {
         use Operation::*;

@@ -35,6 +35,7 @@ pub struct Producer {
 
 #[derive(Default)]
 struct Shared {
+    transactional: bool,
     stop: AtomicBool,
     failure: Mutex<Option<Error>>,
 }
@@ -46,7 +47,7 @@ impl Producer {
         let client = Arc::new(Client::new(Kind::Producer, &options.settings(connection, targets))?);
         // SAFETY: fields drop in their order, the handles before this reference to the client.
         let topics = unsafe { Topics::new(&client, targets)? };
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { transactional: options.transactional_id.is_some(), ..Shared::default() });
         let serve = {
             let (client, shared) = (client.clone(), shared.clone());
             move || serve(&client, &shared)
@@ -266,8 +267,10 @@ fn note_failures(event: &Event, shared: &Shared) {
             // Not `rd_kafka_message_produce_errstr`: librdkafka 2.12 has freed what it points to by now.
             (code, Error::of_code(Operation::Produce, code).at(&*topic, Some((*message).partition)))
         };
-        // Purging is our own doing, and a neighbour's fault is no record's own.
-        let incidental = matches!(code, Code::PURGE_QUEUE | Code::PURGE_INFLIGHT | Code::INVALID_DIFFERENT_RECORD);
+        // An abort purges, and a neighbour's fault is no record's own. Without transactions nothing is aborted: there the
+        // client itself has given the records up.
+        let purged = matches!(code, Code::PURGE_QUEUE | Code::PURGE_INFLIGHT);
+        let incidental = (purged && shared.transactional) || code == Code::INVALID_DIFFERENT_RECORD;
         if code.is_error() && !incidental {
             let mut failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner);
             failure.get_or_insert(error);

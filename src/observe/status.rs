@@ -1,8 +1,9 @@
 //! What a running stage counts. Workers add, the progress display and the summary read; nothing here blocks.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 /// A number that only rises.
 #[derive(Debug, Default)]
@@ -35,6 +36,10 @@ pub struct StageStatus {
     pub commit_us: Counter,
     pub aborts: Counter,
     pub rebuilds: Counter,
+    /// When the first record was processed.
+    first: OnceLock<Instant>,
+    /// Microseconds from there to the last commit.
+    busy_us: AtomicU64,
     /// Partitions now assigned.
     pub assigned: AtomicU64,
     pub rows: Counter,
@@ -49,6 +54,25 @@ pub struct StageStatus {
 impl StageStatus {
     pub fn new(name: &str) -> StageStatus {
         StageStatus { name: name.to_owned(), ..StageStatus::default() }
+    }
+
+    /// A batch begins.
+    pub fn begin(&self) {
+        self.first.get_or_init(Instant::now);
+    }
+
+    /// A commit was acknowledged, so long after its batch was sealed.
+    pub fn committed(&self, after: Duration) {
+        self.commits.add(1);
+        self.commit_us.add(after.as_micros() as u64);
+        if let Some(first) = self.first.get() {
+            self.busy_us.store(first.elapsed().as_micros() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// From the first record to the last commit.
+    pub fn busy(&self) -> Duration {
+        Duration::from_micros(self.busy_us.load(Ordering::Relaxed))
     }
 
     /// Counts a record that `node` rejected.

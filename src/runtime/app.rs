@@ -188,7 +188,7 @@ struct Running {
 
 impl Running {
     fn is_finished(&self) -> bool {
-        self.workers.iter().any(JoinHandle::is_finished)
+        self.workers.iter().any(JoinHandle::is_finished) || self.committers.iter().any(JoinHandle::is_finished)
     }
 
     fn join(self) -> Result<(), Failure> {

@@ -162,13 +162,13 @@ impl Committer {
             Effect::Begin(side) => {
                 self.answer(|c| if c.transactional() { c.producers[side.index()].begin() } else { Ok(()) })
             }
-            Effect::Produce(side) => self.answer(|c| c.produce(side)),
+            Effect::Produce(side) => self.produce(side),
             Effect::Discard => {
                 self.recycle();
                 self.sealed = None;
                 Event::Done
             }
-            Effect::Flush(side) => self.answer(|c| c.flush(side)),
+            Effect::Flush(side) => self.flush(side),
             Effect::SendOffsets(side) => self.send_offsets(side),
             Effect::Commit(side) => self.commit(side),
             Effect::Abort(side) => {
@@ -180,8 +180,7 @@ impl Committer {
             Effect::Rebuild { await_generation } => self.rebuild(await_generation),
             Effect::Acknowledge => {
                 let (sealed, at) = self.sealed.take().expect("a commit has a sealed batch");
-                self.status.commits.add(1);
-                self.status.commit_us.add(at.elapsed().as_micros() as u64);
+                self.status.committed(at.elapsed());
                 let _ = self.link.messages.send(ToWorker::Committed(sealed.batch));
                 Event::Done
             }
@@ -242,27 +241,53 @@ impl Committer {
         Event::Failed(disposition)
     }
 
-    fn produce(&mut self, side: Side) -> Result<(), Error> {
+    fn produce(&mut self, side: Side) -> Event {
+        match self.enqueue(side) {
+            Ok(()) => {
+                self.recycle();
+                Event::Done
+            }
+            Err(error) => match self.producers[side.index()].failed_deliveries() {
+                Some(undelivered) => self.undelivered(undelivered),
+                None => self.failed(error),
+            },
+        }
+    }
+
+    fn enqueue(&mut self, side: Side) -> Result<(), Error> {
         let producer = &self.producers[side.index()];
         let deadline = Instant::now() + SLICE;
         for output in self.outputs.iter().skip(self.produced) {
             while let Err(error) = producer.produce(&output) {
                 if !error.is_queue_full() || Instant::now() >= deadline {
-                    return Err(self.refused(side, error));
+                    return Err(error);
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
             self.produced += 1;
         }
-        self.recycle();
         Ok(())
     }
 
-    fn flush(&mut self, side: Side) -> Result<(), Error> {
+    fn flush(&mut self, side: Side) -> Event {
         let producer = &self.producers[side.index()];
-        producer.flush(SLICE)?;
-        // A record that was not delivered makes the commit fail, with a code that says less than the delivery's own.
-        producer.failed_deliveries().map_or(Ok(()), Err)
+        if let Err(error) = producer.flush(SLICE) {
+            return self.failed(error);
+        }
+        // A record that was not delivered makes the commit of a transaction fail, with a code that says less than the
+        // delivery's own; without a transaction nothing else would tell.
+        match producer.fatal().or_else(|| producer.failed_deliveries()) {
+            Some(error) => self.undelivered(error),
+            None => Event::Done,
+        }
+    }
+
+    /// The client has given a record up: trying again brings nothing, whatever the code says of its kind.
+    fn undelivered(&mut self, error: Error) -> Event {
+        match self.failed(error) {
+            Event::Failed(Disposition::Retry) => Event::Failed(Disposition::AbortTxn { rejoin: false }),
+            event => event,
+        }
     }
 
     /// The delivery's own error where there is one: `State` from a call only says that the transaction has failed.

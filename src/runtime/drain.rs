@@ -96,7 +96,7 @@ fn ends(
     match admin.offsets(&asked, isolation) {
         Ok(ends) => Ok(ends.into_iter().map(|(partition, end)| Some((partition, end?))).collect()),
         Err(error) => match error.disposition() {
-            Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
+            Disposition::Fatal(exit) if !error.is_unknown_topic() => Err(Failure::new(exit, error.to_string())),
             _ => Ok(None),
         },
     }
@@ -112,7 +112,7 @@ fn reached(admin: &Admin, goal: &Goal) -> Result<bool, Failure> {
             target.0 == 0 || at.is_some_and(|at| at >= *target)
         })),
         Err(error) => match error.disposition() {
-            Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
+            Disposition::Fatal(exit) if !error.is_unknown_topic() => Err(Failure::new(exit, error.to_string())),
             _ => Ok(false),
         },
     }

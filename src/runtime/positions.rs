@@ -37,6 +37,11 @@ impl Found {
     fn take<T>(&mut self, result: Result<T, Error>) -> Result<Option<T>, Failure> {
         match result {
             Ok(value) => Ok(Some(value)),
+            // A broker that was just started, or a topic that was just made.
+            Err(error) if error.is_unknown_topic() => {
+                self.why = Some(error);
+                Ok(None)
+            }
             Err(error) => match error.disposition() {
                 Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
                 Disposition::Retry

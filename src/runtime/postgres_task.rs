@@ -39,6 +39,8 @@ pub struct PostgresTask {
     flying: VecDeque<Option<Kept>>,
     letters: Chunk,
     dead_letters: (TargetId, Target),
+    /// What the database ended the stage with. Nothing may be sealed after it: the rows of that batch are not there.
+    failed: Option<Failure>,
     status: Arc<StageStatus>,
 }
 
@@ -75,8 +77,13 @@ impl PostgresTask {
             flying: VecDeque::new(),
             letters: Chunk::default(),
             dead_letters: (topics.dead_letters, topics.targets[topics.dead_letters.0 as usize].clone()),
+            failed: None,
             status,
         }
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        self.failed.clone().map_or(Ok(()), Err)
     }
 
     fn refuse(&mut self, input: &Input<'_>, reject: &Reject) -> Result<(), Failure> {
@@ -112,6 +119,14 @@ impl PostgresTask {
 
     /// Takes the answer to the oldest batch, if it comes within `wait`.
     fn answer(&mut self, wait: Duration) -> Result<bool, Failure> {
+        let answered = self.take_answer(wait);
+        if let Err(failure) = &answered {
+            self.failed = Some(failure.clone());
+        }
+        answered
+    }
+
+    fn take_answer(&mut self, wait: Duration) -> Result<bool, Failure> {
         let Some(answer) = self.writer.poll(wait) else { return Ok(false) };
         let Applied { rows, superseded, stale, ties, rejects, batch, .. } = answer?;
         self.status.rows.add(rows);
@@ -166,6 +181,7 @@ impl Task for PostgresTask {
     }
 
     fn has_room(&mut self) -> Result<bool, Failure> {
+        self.check()?;
         while self.writer.in_flight() > 0 && self.answer(Duration::ZERO)? {}
         if self.is_full() && self.writer.in_flight() < IN_FLIGHT {
             self.submit();
@@ -179,6 +195,7 @@ impl Task for PostgresTask {
     }
 
     fn settle(&mut self, chunk: &mut Chunk, wait: Duration) -> Result<bool, Failure> {
+        self.check()?;
         let deadline = Instant::now() + wait;
         if !self.batch.is_empty() && self.writer.in_flight() < IN_FLIGHT {
             self.submit();

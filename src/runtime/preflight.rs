@@ -228,12 +228,19 @@ fn dead_letter_topic(
         stages.iter().flat_map(|stage| read_topics(&plan.topology, stage)).map(|(topic, _)| &infos[&topic]).collect();
     let partitions = read.iter().map(|info| info.partitions).max().unwrap_or(1);
     let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
-    let config = BTreeMap::from([
+    let mut config = BTreeMap::from([
         ("retention.ms".to_owned(), DEAD_LETTER_RETENTION_MS.to_string()),
         ("max.message.bytes".to_owned(), (largest + DEAD_LETTER_ROOM).to_string()),
+        // A record that is rejected for its time keeps that time.
+        ("message.timestamp.before.max.ms".to_owned(), i64::MAX.to_string()),
+        ("message.timestamp.after.max.ms".to_owned(), i64::MAX.to_string()),
     ]);
     let failed = |e: Error| asked(&e, &format!("cannot create the dead-letter topic {name:?}"));
-    admin.create_topic(&name, partitions, -1, &config).map_err(failed)?;
+    if let Err(error) = admin.create_topic(&name, partitions, -1, &config) {
+        // Brokers before 3.6 do not know the limits of times, and have none.
+        config.retain(|setting, _| !setting.starts_with("message.timestamp."));
+        admin.create_topic(&name, partitions, -1, &config).map_err(|_| failed(error))?;
+    }
     let info = describe(admin, &BTreeSet::from([name.clone()]))?.remove(&name);
     info.map(|info| info.target(name.as_str()))
         .ok_or_else(|| Failure::unreachable(format!("topic {name:?} was made but is not there")))

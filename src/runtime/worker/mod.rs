@@ -3,6 +3,7 @@
 
 mod state;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -78,6 +79,8 @@ impl Worker {
             paused: false,
             missed: false,
             rejoin_until: None,
+            fresh: false,
+            resolved: HashMap::new(),
             markers_at: Instant::now(),
             quiet_until: Instant::now() + PATIENCE,
         };
@@ -140,7 +143,17 @@ impl Worker {
 
     fn run_on(&mut self) -> Result<(), Failure> {
         self.assign_waiting()?;
-        if self.state.is_due(Instant::now()) {
+        if self.state.fresh {
+            // Where a partition starts is committed before its first record, so that it is resolved once.
+            if self.state.progress.is_open() {
+                self.state.phase = Phase::Sealing;
+                return Ok(());
+            }
+            self.state.fresh = self.state.progress.in_flight() > 0;
+        }
+        let now = Instant::now();
+        if self.state.is_due(now) {
+            self.step_over_markers(now);
             self.state.phase = Phase::Sealing;
             return Ok(());
         }
@@ -176,18 +189,7 @@ impl Worker {
             self.state.hand_over();
         }
         let now = Instant::now();
-        if now >= self.state.markers_at && !self.state.progress.is_open() {
-            self.state.markers_at = now + MARKERS_EVERY;
-            let partitions = self.state.progress.partitions();
-            for (partition, position) in self.consumer.position(&partitions) {
-                if let Some(position) = position {
-                    self.state.progress.step_over(&partition, position);
-                }
-            }
-            if self.state.progress.is_open() {
-                self.state.opened.get_or_insert(now);
-            }
-        }
+        self.step_over_markers(now);
         let wait = self.state.opened.map_or(IDLE_WAIT, |at| {
             (at + self.state.options.commit_interval).saturating_duration_since(now).min(IDLE_WAIT)
         });
@@ -198,6 +200,23 @@ impl Worker {
                 let event = Rebalance::of(other);
                 self.handle(event)
             }
+        }
+    }
+
+    /// Moves positions over transaction markers, every now and then. Every record that was delivered is processed here.
+    fn step_over_markers(&mut self, now: Instant) {
+        if now < self.state.markers_at || self.state.paused || self.state.missed {
+            return;
+        }
+        self.state.markers_at = now + MARKERS_EVERY;
+        let partitions = self.state.progress.partitions();
+        for (partition, position) in self.consumer.position(&partitions) {
+            if let Some(position) = position {
+                self.state.progress.step_over(&partition, position);
+            }
+        }
+        if self.state.progress.is_open() {
+            self.state.opened.get_or_insert(now);
         }
     }
 
@@ -260,6 +279,8 @@ impl Worker {
     fn reported(&self, error: Error) -> Result<(), Failure> {
         match error.disposition() {
             Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
+            // The client is dead and would go on without partitions.
+            _ if error.is_fatal() => Err(Failure::stopped(error.to_string())),
             Disposition::Retry
             | Disposition::AbortTxn { .. }
             | Disposition::Fenced
@@ -275,6 +296,10 @@ impl Worker {
         self.state.progress.unassign(partitions);
         self.state.waiting.retain(|p| !partitions.contains(p));
         self.state.hot = None;
+        if self.state.paused {
+            // A pause outlives the assignment: a partition that comes back would never be read.
+            self.consumer.resume(partitions);
+        }
         let answered = self.consumer.unassign(partitions);
         self.state.status.set_assigned(self.state.progress.partitions().len());
         tracing::info!(worker = self.state.options.name, partitions = %list(partitions), "given up");
@@ -310,8 +335,11 @@ impl Worker {
 
     fn settle_in(&mut self, found: Found) {
         for (partition, position, fresh) in found.known {
+            let mut position = position;
             if fresh {
-                self.state.opened.get_or_insert_with(Instant::now);
+                // An abort before the first commit asks again; the end of the log may have moved since.
+                position = *self.state.resolved.entry(partition.clone()).or_insert(position);
+                self.state.fresh = true;
             }
             self.state.progress.assign(partition, position, fresh);
         }
@@ -366,7 +394,7 @@ impl Worker {
                 }
             }
             ToWorker::Report { epoch, cause } if epoch == state.progress.epoch() => {
-                state.isolate(cause);
+                state.isolate(cause)?;
                 state.give_up_epoch();
                 state.phase = Phase::Repositioning;
                 state.rejoin_until = (cause == Cause::Rejoin).then(|| Instant::now() + PATIENCE);

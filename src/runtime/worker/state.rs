@@ -1,5 +1,6 @@
 //! What a worker keeps between polls: its positions and open batch, and where it stands with its committer.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -66,6 +67,10 @@ pub(super) struct State {
     /// A record came while none could be taken: its partition must be read again.
     pub(super) missed: bool,
     pub(super) rejoin_until: Option<Instant>,
+    /// A partition has no committed position yet: nothing is read before it has.
+    pub(super) fresh: bool,
+    /// Where such partitions start, as it was found first.
+    pub(super) resolved: HashMap<TopicPartition, Position>,
     pub(super) markers_at: Instant,
     /// When unstable positions may be spoken of again.
     pub(super) quiet_until: Instant,
@@ -97,7 +102,10 @@ impl State {
         if !self.progress.is_due(slot, input.offset) {
             return Ok(false);
         }
-        self.opened.get_or_insert_with(Instant::now);
+        if self.opened.is_none() {
+            self.opened = Some(Instant::now());
+            self.status.begin();
+        }
         match &mut self.isolation {
             Some(Isolation { condemned: Some((partition, offset)), reason, .. })
                 if *offset == input.offset
@@ -131,7 +139,7 @@ impl State {
     pub(super) fn has_room(&mut self) -> Result<bool, Failure> {
         // While a refused record is looked for, one batch at a time tells which batch it was in.
         let alone = self.isolation.is_none() || self.progress.in_flight() == 0;
-        Ok(alone && self.link.bytes() < self.options.channel_bytes && self.task.has_room()?)
+        Ok(alone && !self.fresh && self.link.bytes() < self.options.channel_bytes && self.task.has_room()?)
     }
 
     pub(super) fn hand_over(&mut self) {
@@ -176,20 +184,33 @@ impl State {
         self.progress.abandon()
     }
 
-    /// The broker refused a record: batches shrink until it is alone in one.
-    pub(super) fn isolate(&mut self, cause: Cause) {
-        let Cause::Record(reason) = cause else { return };
+    /// The broker refused a record: batches shrink until it is alone in one. Where it refuses the dead letter too,
+    /// nothing is left to try.
+    pub(super) fn isolate(&mut self, cause: Cause) -> Result<(), Failure> {
+        let Cause::Record(reason) = cause else { return Ok(()) };
         let limit = self.isolation.as_ref().map_or(ISOLATE_FROM, |i| i.limit / 2).max(1);
-        let alone = self.isolation.as_ref().is_some_and(|i| i.limit == 1);
+        let former = self.isolation.take();
+        let alone = former.as_ref().is_some_and(|i| i.limit == 1);
         let condemned = if alone { self.last.take() } else { None };
         if let Some((partition, offset)) = &condemned {
             tracing::warn!(%partition, %offset, reason, "the broker refuses this record");
+            if former.is_some_and(|i| i.condemned == condemned) {
+                self.give_up_epoch();
+                return Err(Failure::stopped(format!(
+                    "the broker refuses even the dead letter of {partition} offset {offset} ({reason}): look at the \
+                     settings of the dead-letter topic"
+                )));
+            }
         }
         self.isolation = Some(Isolation { limit, reason, condemned, passed: 0 });
+        Ok(())
     }
 
     /// Ends the search when the condemned record is behind, or when enough passed without a refusal.
     pub(super) fn passed(&mut self, positions: &[(TopicPartition, Position)]) {
+        if !self.resolved.is_empty() {
+            self.resolved.retain(|partition, _| !positions.iter().any(|(committed, _)| committed == partition));
+        }
         let Some(isolation) = &mut self.isolation else { return };
         isolation.passed += 1;
         let behind = isolation

@@ -178,6 +178,35 @@ impl Job {
     }
 }
 
+/// Locks on rows, held until dropped.
+pub struct Lock {
+    client: Option<tokio_postgres::Client>,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let client = self.client.take().expect("held until here");
+        self.runtime.block_on(client.batch_execute("ROLLBACK")).unwrap();
+    }
+}
+
+impl Job {
+    /// Locks every row of the job's table against writers.
+    pub fn lock_rows(&self) -> Lock {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let client = runtime.block_on(async {
+            let (client, connection) =
+                tokio_postgres::connect(&self.database_url, tokio_postgres::NoTls).await.unwrap();
+            tokio::spawn(connection);
+            let lock = format!("BEGIN; SELECT 1 FROM {} FOR UPDATE", self.table());
+            client.batch_execute(&lock).await.unwrap();
+            client
+        });
+        Lock { client: Some(client), runtime }
+    }
+}
+
 /// Runs SQL of one or more statements and answers the last one's rows as text.
 pub fn sql(url: &str, statement: &str) -> Vec<Vec<Option<String>>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -354,6 +383,9 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- log of semel run ---\n{}", self.log());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -47,3 +47,27 @@ fn a_job_outlives_restarts_of_the_broker_and_of_the_database() {
     job.drain(&file);
     check(&job, count);
 }
+
+#[test]
+fn a_table_that_goes_away_stops_the_job_and_no_position_passes_a_row_that_was_not_written() {
+    let Some(cluster) = support::broker("a table that goes away") else { return };
+    let job = Job::new(cluster, "gone", 2);
+    job.sql(TABLE);
+    let file = job.file(TOPOLOGY);
+    let count = std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 1_000, 2, order);
+        let mut process = job.start(&file);
+        let group = format!("{}.orders_table", job.name);
+        support::eventually(PATIENCE, "rows are written", || job.progress(&group, "out") > 0);
+        job.sql("ALTER TABLE THE_TABLE RENAME TO THE_TABLE_away");
+        support::eventually(PATIENCE, "the job stops", || !process.is_running());
+        let log = process.log();
+        assert_eq!(process.child.wait().unwrap().code(), Some(5), "{log}");
+        assert!(log.contains(&job.table()), "{log}");
+        load.stop()
+    });
+    job.sql("ALTER TABLE THE_TABLE_away RENAME TO THE_TABLE");
+    job.drain(&file);
+    check(&job, count);
+    assert_eq!(job.read("dead-letters"), [], "no record goes to the dead letters for a missing table");
+}

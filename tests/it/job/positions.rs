@@ -3,7 +3,8 @@
 use semel::kafka::Isolation;
 use semel::record::Position;
 
-use super::harness::{Job, PATIENCE, Record};
+use super::harness::{Job, Load, PATIENCE, Record};
+use super::kill::{TABLE, TOPOLOGY, check, order};
 use crate::support;
 
 const PASS: &str = r#"
@@ -87,6 +88,37 @@ fn a_start_at_the_latest_is_resolved_once() {
     job.produce("in", (0..2).map(|_| value(r#"{"keep":true}"#)));
     job.drain(&file);
     assert_eq!(job.read("out").len(), 2);
+}
+
+#[test]
+fn partitions_given_up_while_the_database_was_slow_are_read_when_they_come_back() {
+    let Some(cluster) = support::broker("partitions given up while paused") else { return };
+    let job = Job::new(cluster, "paused", 4);
+    job.sql(TABLE);
+    let file = job.file(TOPOLOGY);
+    let table_group = format!("{}.orders_table", job.name);
+    let count = std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 2_000, 4, order);
+        let first = job.start(&file);
+        support::eventually(PATIENCE, "rows are written", || job.progress(&table_group, "out") > 0);
+        // Its rows are locked for longer than a worker waits before it pauses.
+        let locker = job.lock_rows();
+        let before = job.progress(&job.name, "in");
+        support::eventually(PATIENCE, "the Kafka stage goes on", || job.progress(&job.name, "in") > before + 4_000);
+        let second = job.start(&file);
+        support::eventually(PATIENCE, "the second has partitions", || second.log().contains("orders_table.0"));
+        drop(locker);
+        second.stop();
+        let ends = job.ends("out", Isolation::ReadCommitted);
+        support::eventually(PATIENCE * 2, "every partition is read again", || {
+            let positions = job.positions(&table_group, "out");
+            positions.iter().zip(&ends).all(|(at, end)| at.unwrap_or(0) >= *end)
+        });
+        first.stop();
+        load.stop()
+    });
+    job.drain(&file);
+    check(&job, count);
 }
 
 #[test]
