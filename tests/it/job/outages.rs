@@ -28,18 +28,22 @@ fn a_job_outlives_restarts_of_the_broker_and_of_the_database() {
             support::eventually(PATIENCE * 2, what, || job.progress(group, suffix) > *floor);
         };
         let table_group = format!("{}.orders_table", job.name);
-        moved("the job works", &table_group, "out");
+        let both_moved = |what: &str| {
+            moved(what, &job.name, "in");
+            moved(what, &table_group, "out");
+        };
+        both_moved("the job works");
         cluster.restart_kafka().unwrap();
-        moved("it goes on after the broker was restarted", &table_group, "out");
+        both_moved("it goes on after the broker was restarted");
         cluster.kill_kafka().unwrap();
         cluster.start_kafka().unwrap();
-        moved("it goes on after the broker was killed", &table_group, "out");
+        both_moved("it goes on after the broker was killed");
         cluster.restart_postgres().unwrap();
-        moved("it goes on after the database was restarted", &table_group, "out");
+        both_moved("it goes on after the database was restarted");
         cluster.kill_postgres().unwrap();
         moved("the Kafka stage goes on without a database", &job.name, "in");
         cluster.start_postgres().unwrap();
-        moved("it goes on after the database was killed", &table_group, "out");
+        both_moved("it goes on after the database was killed");
         assert!(process.is_running(), "{}", process.log());
         process.stop();
         load.stop()
