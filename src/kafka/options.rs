@@ -40,7 +40,7 @@ impl<'a> ConsumerOptions<'a> {
             .default("fetch.queue.backoff.ms", 2)
             // Small queues stay in the processor's caches: twice the throughput of the defaults.
             .default("queued.min.messages", 20_000)
-            .default("fetch.message.max.bytes", 1_000_000)
+            .default("fetch.message.max.bytes", 250_000)
             .default("fetch.wait.max.ms", 100)
             .fixed("queued.max.messages.kbytes", (self.queue_bytes / 1024).clamp(1, 2_097_151))
             .fixed("group.id", self.group)
