@@ -76,6 +76,9 @@ pub enum Effect {
 /// How many transaction timeouts apart two fencings must be to count as two accidents instead of a twin.
 const TWIN_TIMEOUTS: u64 = 5;
 
+/// Aborts in a row before the producers are rebuilt.
+const ABORTS_MAX: u32 = 3;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
@@ -129,6 +132,9 @@ pub struct Protocol {
     /// same producer (librdkafka #5423), so both are rebuilt before the next begin.
     doubtful: bool,
     fenced_ms: Option<u64>,
+    /// Aborts since the last commit. A client whose picture of the cluster went wrong (a leader that it never finds
+    /// again) fails every transaction alike; new producers look anew.
+    aborts: u32,
     closing: bool,
 }
 
@@ -144,6 +150,7 @@ impl Protocol {
             step_ms: 0,
             doubtful: false,
             fenced_ms: None,
+            aborts: 0,
             closing: false,
         }
     }
@@ -241,12 +248,19 @@ impl Protocol {
             }
             State::Committing { .. } => {
                 self.state = State::Acknowledging;
+                self.aborts = 0;
                 self.side = self.side.other();
                 Effect::Acknowledge
             }
             State::Acknowledging if self.doubtful => self.rebuild(None, false),
-            State::Aborting { epoch, cause } if self.doubtful => self.rebuild(Some((epoch, cause)), false),
-            State::Aborting { epoch, cause } => self.report(epoch, cause),
+            State::Aborting { epoch, cause } => {
+                self.aborts += 1;
+                if self.doubtful || self.aborts >= ABORTS_MAX {
+                    self.aborts = 0;
+                    return self.rebuild(Some((epoch, cause)), false);
+                }
+                self.report(epoch, cause)
+            }
             State::Rebuilding { report, .. } => {
                 self.doubtful = false;
                 self.side = Side::A;
