@@ -1,15 +1,13 @@
 //! `--drain`: what has to be committed before the job is done.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Isolation};
 use crate::record::{Position, TopicPartition};
 use crate::runtime::preflight::StageTopics;
-use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{NodeId, NodeKind};
+use crate::topology::plan::{Plan, Stage};
 
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
@@ -32,17 +30,10 @@ pub struct Drain {
 impl Drain {
     /// Takes the last stable offset of every source as it is now. Blocks.
     pub fn new(plan: &Plan, stages: &[&Stage], topics: &[StageTopics], admin: &Admin) -> Result<Drain, Failure> {
-        let written: BTreeSet<Arc<str>> = stages
-            .iter()
-            .zip(topics)
-            .filter(|(stage, _)| matches!(stage.kind, StageKind::Kafka { .. }))
-            .flat_map(|(stage, topics)| {
-                topics.targets.iter().map(|t| Arc::clone(&t.topic)).filter(|t| is_sink(plan, stage, t))
-            })
-            .collect();
+        let written: BTreeSet<String> = stages.iter().flat_map(|stage| plan.writes(stage)).collect();
         let mut goals = Vec::new();
         for (stage, topics) in stages.iter().zip(topics) {
-            let (internal, external): (Vec<_>, Vec<_>) = topics.partitions().partition(|p| written.contains(&p.topic));
+            let (internal, external): (Vec<_>, Vec<_>) = topics.partitions().partition(|p| written.contains(&*p.topic));
             let targets = ends(admin, &external, Isolation::ReadCommitted)?
                 .ok_or_else(|| Failure::unreachable("the broker does not tell the ends of the sources"))?;
             goals.push(Goal { group: stage.group.clone(), targets, internal, done: false });
@@ -74,13 +65,6 @@ impl Drain {
         }
         Ok(true)
     }
-}
-
-fn is_sink(plan: &Plan, stage: &Stage, topic: &str) -> bool {
-    let StageKind::Kafka { nodes, .. } = &stage.kind else { return false };
-    let writes =
-        |id: &NodeId| matches!(&plan.topology.nodes[id.0].kind, NodeKind::KafkaSink(sink) if sink.topic == topic);
-    nodes.iter().any(writes)
 }
 
 /// `None` when the broker did not answer for all of them.
