@@ -1,12 +1,12 @@
 //! A librdkafka client, its events, and its end within a bound.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::bindings as rd;
 
@@ -31,6 +31,11 @@ unsafe extern "C" {
 /// How long the end of a client may hold its owner up. Threads inside librdkafka may sit in a name look-up.
 const DESTROY_WITHIN: Duration = Duration::from_secs(2);
 
+/// How often a client that has nothing to say is looked after.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The longest pause between two tries to give a client its first brokers back.
+const REMIND_MAX: Duration = Duration::from_secs(60);
+
 const TEXT_SIZE: usize = 512;
 
 /// Which kind of client, and so which events it makes.
@@ -53,6 +58,15 @@ pub(super) struct Client {
     brokers: String,
     /// The last connection trouble, to say why a call ran out of time.
     trouble: Mutex<Option<(Code, String)>>,
+    care: Mutex<Care>,
+}
+
+/// When a client is looked after next, and the pause after that.
+#[derive(Debug)]
+struct Care {
+    next: Instant,
+    /// Nothing while it knows a broker.
+    remind: Option<Duration>,
 }
 
 // SAFETY: librdkafka promises that a client handle and its queues may be used from several threads at once.
@@ -103,6 +117,7 @@ impl Client {
             name: settings.client_id().to_owned(),
             brokers: settings.brokers().to_owned(),
             trouble: Mutex::new(None),
+            care: Mutex::new(Care { next: Instant::now() + LOOK_EVERY, remind: None }),
         })
     }
 
@@ -131,7 +146,10 @@ impl Client {
     /// Waits for an event. Log lines are passed on here and answer `None`, so `None` does not mean that time is up.
     #[inline]
     pub fn poll(&self, timeout: Duration) -> Option<Event> {
-        let event = self.queue.poll(timeout)?;
+        let Some(event) = self.queue.poll(timeout) else {
+            self.look_after();
+            return None;
+        };
         if event.kind() == rd::RD_KAFKA_EVENT_LOG {
             event.log(&self.name);
             return None;
@@ -148,6 +166,36 @@ impl Client {
                 _ => {}
             }
         }
+        self.look_after();
+    }
+
+    /// Gives a client that knows no broker any more its first ones back. A broker that goes down in good order takes
+    /// itself out of the cluster first: where it is the only one, librdkafka learns from it that there are no brokers
+    /// and forgets them all, and where that meets its own return to the first ones (KIP-899) it stays so for ever.
+    fn look_after(&self) {
+        let now = Instant::now();
+        let Ok(mut care) = self.care.try_lock() else { return };
+        if now < care.next {
+            return;
+        }
+        // SAFETY: the client is alive; with a timeout of 0 this answers what the last metadata said.
+        if unsafe { rd::rd_kafka_controllerid(self.ptr(), 0) } >= 0 {
+            *care = Care { next: now + LOOK_EVERY, remind: None };
+            return;
+        }
+        // Not at the first look: it may be about to connect.
+        let Some(pause) = care.remind else {
+            *care = Care { next: now + LOOK_EVERY, remind: Some(LOOK_EVERY) };
+            return;
+        };
+        *care = Care { next: now + pause, remind: Some((pause * 2).min(REMIND_MAX)) };
+        drop(care);
+        tracing::debug!(client = self.name, brokers = self.brokers, "knows no broker; told again");
+        let Ok(brokers) = CString::new(self.brokers.as_str()) else { return };
+        // SAFETY: the client is alive and the text outlives the call, which copies it.
+        unsafe { rd::rd_kafka_brokers_add(self.ptr(), brokers.as_ptr()) };
+        // A broker that is known but not connected to is connected to when somebody asks for metadata.
+        let _ = self.any_broker(Duration::from_millis(50));
     }
 
     /// The id of some broker, once there is a connection to one.

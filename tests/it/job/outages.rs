@@ -1,4 +1,4 @@
-//! The database goes away in the middle and comes back, or its table does.
+//! Broker and database go away in the middle and come back: the job goes on by itself.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,8 +8,8 @@ use super::kill::{TABLE, TOPOLOGY, check, order};
 use crate::support;
 
 #[test]
-fn a_job_outlives_restarts_of_the_database() {
-    if !support::online("restarts of the database") {
+fn a_job_outlives_restarts_of_the_broker_and_of_the_database() {
+    if !support::online("restarts of broker and database") {
         return;
     }
     let cluster = support::private_cluster(&[]);
@@ -33,6 +33,14 @@ fn a_job_outlives_restarts_of_the_database() {
             moved(what, &table_group, "out");
         };
         both_moved("the job works");
+        cluster.restart_kafka().unwrap();
+        both_moved("it goes on after the broker was restarted");
+        cluster.stop_kafka().unwrap();
+        cluster.start_kafka().unwrap();
+        both_moved("it goes on after the broker was away");
+        cluster.kill_kafka().unwrap();
+        cluster.start_kafka().unwrap();
+        both_moved("it goes on after the broker was killed");
         cluster.restart_postgres().unwrap();
         both_moved("it goes on after the database was restarted");
         cluster.kill_postgres().unwrap();
