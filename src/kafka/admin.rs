@@ -1,8 +1,8 @@
 //! Administration: is the cluster there, topics, positions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::describe::{self, Shape, TopicInfo};
 use super::error::{Error, Operation};
 use super::list::{self, List};
 use super::offsets::{self, At, Committed, Isolation};
+use super::options::ConsumerOptions;
 use super::request::{c_string, construct, request, with_trouble};
 use crate::record::{Position, TopicPartition};
 
@@ -28,23 +29,34 @@ unsafe extern "C" {
 #[derive(Debug)]
 pub struct Admin {
     client: Arc<Client>,
+    connection: Arc<Connection>,
+    askers: Arc<Mutex<Askers>>,
     timeout: Duration,
 }
+
+/// Clients that ask for a group's positions, by the group's name and whether they wait for open transactions.
+type Askers = HashMap<(String, bool), Arc<Client>>;
 
 impl Admin {
     /// Creates the client with a time limit for each call; it connects in the background.
     pub fn new(connection: &Connection, timeout: Duration) -> Result<Admin, Error> {
-        let mut settings = connection.settings();
-        // It never joins. Without a group of its own librdkafka 2.12 follows a null pointer when a coordinator answers
-        // a question about positions with NOT_COORDINATOR.
-        settings.fixed("group.id", &connection.client_id);
-        let client = Client::new(Kind::Plain, &settings)?;
-        Ok(Admin { client: Arc::new(client), timeout })
+        let client = Client::new(Kind::Plain, &connection.settings())?;
+        Ok(Admin {
+            client: Arc::new(client),
+            connection: Arc::new(connection.clone()),
+            askers: Arc::default(),
+            timeout,
+        })
     }
 
     /// The same client with another time limit.
     pub fn within(&self, timeout: Duration) -> Admin {
-        Admin { client: Arc::clone(&self.client), timeout }
+        Admin {
+            client: Arc::clone(&self.client),
+            connection: Arc::clone(&self.connection),
+            askers: Arc::clone(&self.askers),
+            timeout,
+        }
     }
 
     /// Makes sure that the cluster is there: asks for its brokers, then asks one of them something at the address under
@@ -227,7 +239,21 @@ impl Admin {
 
     /// Any group's positions. With `stable`, those that an open transaction holds are waited for.
     pub fn committed(&self, group: &str, partitions: &[TopicPartition], stable: bool) -> Result<Vec<Committed>, Error> {
-        offsets::committed(&self.client, group, partitions, stable, self.timeout)
+        let client = self.asker(group, stable)?;
+        client.serve();
+        offsets::committed(&client, partitions, self.timeout)
+    }
+
+    /// A consumer of the group that never joins it.
+    fn asker(&self, group: &str, stable: bool) -> Result<Arc<Client>, Error> {
+        let mut askers = self.askers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = askers.get(&(group.to_owned(), stable)) {
+            return Ok(Arc::clone(client));
+        }
+        let options = ConsumerOptions { read_committed: stable, ..ConsumerOptions::new(group) };
+        let client = Arc::new(Client::new(Kind::Member, &options.settings(&self.connection))?);
+        askers.insert((group.to_owned(), stable), Arc::clone(&client));
+        Ok(client)
     }
 
     fn request(

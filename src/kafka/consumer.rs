@@ -47,7 +47,6 @@ pub struct Consumer {
     client: Arc<Client>,
     group: GroupHandle,
     group_id: String,
-    read_committed: bool,
     /// Where each assigned partition was started, for assignors that know only whole assignments.
     starts: HashMap<TopicPartition, Position>,
     closed: bool,
@@ -61,7 +60,6 @@ impl Consumer {
             group: GroupHandle::new(&client),
             client,
             group_id: options.group.to_owned(),
-            read_committed: options.read_committed,
             starts: HashMap::new(),
             closed: false,
         })
@@ -244,13 +242,13 @@ impl Consumer {
     }
 
     /// The group's positions; `None` where it has none. With `read_committed`, a position that an open transaction
-    /// holds is waited for up to `timeout` and then an error of its partition that [`is_unstable`](Error::is_unstable).
+    /// holds is waited for up to `timeout` and then an error of its partition.
     pub fn committed(
         &self,
         partitions: &[TopicPartition],
         timeout: Duration,
     ) -> Result<Vec<offsets::Committed>, Error> {
-        offsets::committed(&self.client, &self.group_id, partitions, self.read_committed, timeout)
+        offsets::committed(&self.client, partitions, timeout)
     }
 
     /// Where delivery stands: the last polled record + 1, or further over transaction markers. `None` before the first

@@ -205,11 +205,6 @@ impl Error {
         matches!(self.code, Code::STATE | Code::PREVIOUS_IN_PROGRESS)
     }
 
-    /// An open transaction holds the group's position: ask again later.
-    pub fn is_unstable(&self) -> bool {
-        self.code == Code::UNSTABLE_OFFSET
-    }
-
     /// Under `group.protocol=consumer`, another member still holds our `group.instance.id`: rebuild the consumer and
     /// try again for one session before believing in a twin.
     pub fn is_unreleased_instance(&self) -> bool {

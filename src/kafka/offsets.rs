@@ -1,7 +1,7 @@
 //! Positions: of a group, and at the ends of the log.
 
 use std::collections::BTreeSet;
-use std::thread;
+use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
 use rdkafka::bindings as rd;
@@ -9,10 +9,14 @@ use rdkafka::types::RDKafkaAdminOp as AdminOp;
 
 use super::client::Client;
 use super::code::Code;
+use super::config::millis;
 use super::error::{Error, Operation};
 use super::list::{self, List, RawEntry};
-use super::request::{c_string, request};
+use super::request::{c_string, request, with_trouble};
 use crate::record::{Position, TopicPartition};
+
+/// For one partition of several, of which some are held by a transaction.
+const ALONE: Duration = Duration::from_millis(100);
 
 /// A partition's position in a group: `None` where it has none, an error where it cannot be told.
 pub type Committed = (TopicPartition, Result<Option<Position>, Error>);
@@ -35,81 +39,61 @@ pub enum Isolation {
     ReadUncommitted,
 }
 
-/// A group's positions. With `stable` those that an open transaction holds are asked for again until `timeout`; then
-/// the partition answers with its error.
+// As an integer: see `code.rs`.
+unsafe extern "C" {
+    fn rd_kafka_committed(
+        client: *mut rd::rd_kafka_t,
+        partitions: *mut rd::rd_kafka_topic_partition_list_t,
+        timeout_ms: c_int,
+    ) -> c_int;
+}
+
+/// Positions of the client's group. A client that reads `read_committed` waits up to `timeout` for those that an open
+/// transaction holds; they then answer with an error that asks to come back, and the others with what they are.
+///
+/// Asked for as a consumer, never by ListConsumerGroupOffsets: librdkafka aborts the process where the coordinator goes
+/// away under such an administrative request (librdkafka #3663, #4605).
 pub(super) fn committed(
     client: &Client,
-    group: &str,
     partitions: &[TopicPartition],
-    stable: bool,
     timeout: Duration,
 ) -> Result<Vec<Committed>, Error> {
     if partitions.is_empty() {
         return Ok(Vec::new());
     }
-    let deadline = Instant::now() + timeout;
-    let mut wait = Duration::from_millis(10);
-    let mut answers = committed_once(client, group, partitions, stable, timeout)?;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let unstable = answers.iter().any(|(_, answer)| answer.as_ref().is_err_and(Error::is_unstable));
-        if !unstable || left <= wait {
-            return Ok(answers);
-        }
-        // The markers of a finished transaction take milliseconds, an open one takes as long as it likes.
-        thread::sleep(wait);
-        match committed_once(client, group, partitions, stable, left - wait) {
-            Ok(newer) => answers = newer,
-            // The last try had no time left: what the broker said before stands.
-            Err(error) if error.is_timeout() => return Ok(answers),
-            Err(error) => return Err(error),
-        }
-        wait = (wait * 2).min(Duration::from_millis(100));
+    match committed_once(client, partitions, timeout) {
+        Err(error) if error.is_timeout() => Ok(one_by_one(client, partitions, timeout, &error)),
+        answer => answer,
     }
 }
 
-fn committed_once(
-    client: &Client,
-    group: &str,
-    partitions: &[TopicPartition],
-    stable: bool,
-    timeout: Duration,
-) -> Result<Vec<Committed>, Error> {
-    let operation = Operation::Positions;
-    let name = c_string(operation, group)?;
-    let list = List::of_partitions(partitions.iter());
-    let answer =
-        request(client, operation, AdminOp::RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS, timeout, |options, queue| {
-            if stable {
-                options.require_stable();
-            }
-            // SAFETY: everything is alive; the call copies what it is given, and what is made here is freed here.
-            unsafe {
-                let mut asked = rd::rd_kafka_ListConsumerGroupOffsets_new(name.as_ptr(), list.as_ptr());
-                rd::rd_kafka_ListConsumerGroupOffsets(client.ptr(), &mut asked, 1, options.as_ptr(), queue);
-                rd::rd_kafka_ListConsumerGroupOffsets_destroy(asked);
-            }
-        })?;
-    // SAFETY: the event is alive and of the kind that was asked for (null otherwise, which the calls below do not get);
-    // it owns the groups and their lists, which are copied.
-    let entries = unsafe {
-        let result = rd::rd_kafka_event_ListConsumerGroupOffsets_result(answer.as_ptr());
-        let mut count = 0;
-        let groups = if result.is_null() {
-            std::ptr::null_mut()
+/// The client waits for all where one is held: the others are told apart from it, within `timeout` once more.
+fn one_by_one(client: &Client, partitions: &[TopicPartition], timeout: Duration, held: &Error) -> Vec<Committed> {
+    let deadline = Instant::now() + timeout;
+    let ask = |partition: &TopicPartition| {
+        let answer = if partitions.len() > 1 && Instant::now() < deadline {
+            committed_once(client, std::slice::from_ref(partition), ALONE)
         } else {
-            rd::rd_kafka_ListConsumerGroupOffsets_result_groups(result, &mut count)
+            Err(held.clone())
         };
-        if groups.is_null() || count == 0 {
-            return Err(Error::new(operation, Code::BAD_MESSAGE, "the answer names no group"));
-        }
-        let error = rd::rd_kafka_group_result_error(*groups);
-        if !error.is_null() {
-            return Err(Error::borrowed(operation, error));
-        }
-        list::entries(rd::rd_kafka_group_result_partitions(*groups))
+        let failed = |error: Error| {
+            let text = format!("{} (an open transaction may hold it)", error.text());
+            (partition.clone(), Err(error.with_text(text).at(&*partition.topic, Some(partition.partition))))
+        };
+        answer.map_or_else(failed, |mut found| found.remove(0))
     };
-    let answers = entries.into_iter().map(|e| {
+    partitions.iter().map(ask).collect()
+}
+
+fn committed_once(client: &Client, partitions: &[TopicPartition], timeout: Duration) -> Result<Vec<Committed>, Error> {
+    let operation = Operation::Positions;
+    let list = List::of_partitions(partitions.iter());
+    // SAFETY: client and list are alive; answers go into the list.
+    let code = Code(unsafe { rd_kafka_committed(client.ptr(), list.as_ptr(), millis(timeout)) });
+    if code.is_error() {
+        return Err(with_trouble(client, Error::of_code(operation, code)));
+    }
+    let answers = list.entries().into_iter().map(|e| {
         let answer = if e.code.is_error() {
             Err(Error::of_code(operation, e.code).at(e.partition.topic.clone(), Some(e.partition.partition)))
         } else {

@@ -33,17 +33,8 @@ impl Options {
         }
     }
 
-    /// Answer with an error where an open transaction holds a group's position.
-    pub fn require_stable(&self) {
-        // SAFETY: the options are alive; an error (not for this request) is ours to free.
-        unsafe {
-            let error = rd::rd_kafka_AdminOptions_set_require_stable_offsets(self.0, 1);
-            let _ = Error::check(Operation::Positions, error);
-        }
-    }
-
     pub fn isolation(&self, level: rd::rd_kafka_IsolationLevel_t) {
-        // SAFETY: as in `require_stable`.
+        // SAFETY: the options are alive; an error (not for this request) is ours to free.
         unsafe {
             let error = rd::rd_kafka_AdminOptions_set_isolation_level(self.0, level);
             let _ = Error::check(Operation::Positions, error);
