@@ -59,6 +59,10 @@ fn text(report: &Report) -> String {
         for ((node, reason), count) in stage.rejects() {
             text.push_str(&format!("  rejected by {node}, {reason}: {}\n", grouped(count)));
         }
+        if stage.lost.get() > 0 {
+            let lost = grouped(stage.lost.get());
+            text.push_str(&format!("  {lost} failures to deliver, whose outputs are lost (at-most-once)\n"));
+        }
     }
     text
 }
@@ -77,6 +81,7 @@ fn json(report: &Report) -> serde_json::Value {
             "rejects": rejects.collect::<Vec<_>>(),
             "dropped": stage.dropped.get(),
             "skipped": stage.skipped.get(),
+            "lost": stage.lost.get(),
             "transactions": stage.commits.get(),
             "busy_seconds": stage.busy().as_secs_f64(),
             "commit_ms": stage.commit_us.get() as f64 / 1000.0 / stage.commits.get().max(1) as f64,

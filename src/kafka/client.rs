@@ -172,7 +172,7 @@ impl Client {
     /// Gives a client that knows no broker any more its first ones back. A broker that goes down in good order takes
     /// itself out of the cluster first: where it is the only one, librdkafka learns from it that there are no brokers
     /// and forgets them all, and where that meets its own return to the first ones (KIP-899) it stays so for ever.
-    fn look_after(&self) {
+    pub fn look_after(&self) {
         let now = Instant::now();
         let Ok(mut care) = self.care.try_lock() else { return };
         if now < care.next {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::c_int;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rdkafka::bindings as rd;
@@ -15,6 +16,9 @@ use super::list::{self, List, RawEntry};
 use super::request::{c_string, request, with_trouble};
 use crate::record::{Position, TopicPartition};
 
+/// The client is looked after this often while it waits.
+const SLICE: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(20);
 /// For one partition of several, of which some are held by a transaction.
 const ALONE: Duration = Duration::from_millis(100);
 
@@ -61,9 +65,18 @@ pub(super) fn committed(
     if partitions.is_empty() {
         return Ok(Vec::new());
     }
-    match committed_once(client, partitions, timeout) {
-        Err(error) if error.is_timeout() => Ok(one_by_one(client, partitions, timeout, &error)),
-        answer => answer,
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match committed_once(client, partitions, left.min(SLICE)) {
+            Err(error) if error.code().is_transient() && left > AGAIN => {
+                client.look_after();
+                // A coordinator that moved or is loading is answered at once.
+                thread::sleep(AGAIN);
+            }
+            Err(error) if error.is_timeout() => return Ok(one_by_one(client, partitions, timeout, &error)),
+            answer => return answer,
+        }
     }
 }
 

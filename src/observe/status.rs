@@ -31,6 +31,8 @@ pub struct StageStatus {
     pub dropped: Counter,
     /// Records that failed and were passed over, with `on_error = "skip"`.
     pub skipped: Counter,
+    /// Failures to deliver outputs under at-most-once, which lost them.
+    pub lost: Counter,
     pub commits: Counter,
     /// Microseconds from a seal to its acknowledged commit, summed over commits.
     pub commit_us: Counter,

@@ -285,6 +285,7 @@ impl Job<'_> {
         };
         let worker_options = WorkerOptions {
             name: identity.strip_prefix(base).map_or_else(|| identity.clone(), |n| format!("{}{n}", stage.name)),
+            guarantee: topology.guarantee,
             commit_interval: topology.commit_interval,
             batch_records: topology.batch_records.map_or(u64::MAX, Into::into),
             channel_bytes: (topology.memory / 3) as usize,

@@ -159,9 +159,7 @@ impl Committer {
     fn carry_out(&mut self, effect: Effect) -> Event {
         match effect {
             Effect::Receive => Event::Received(self.receive()),
-            Effect::Begin(side) => {
-                self.answer(|c| if c.transactional() { c.producers[side.index()].begin() } else { Ok(()) })
-            }
+            Effect::Begin(side) => self.answer(|c| if c.transactional() { c.producer(side).begin() } else { Ok(()) }),
             Effect::Produce(side) => self.produce(side),
             Effect::Discard => {
                 self.recycle();
@@ -175,7 +173,7 @@ impl Committer {
                 self.recycle();
                 self.sealed = None;
                 self.status.aborts.add(1);
-                self.answer(|c| if c.transactional() { c.producers[side.index()].abort(SLICE) } else { c.forget(side) })
+                self.answer(|c| if c.transactional() { c.producer(side).abort(SLICE) } else { c.forget(side) })
             }
             Effect::Rebuild { await_generation } => self.rebuild(await_generation),
             Effect::Acknowledge => {
@@ -195,6 +193,11 @@ impl Committer {
             }
             Effect::Stop(_) | Effect::End => unreachable!("handled by run"),
         }
+    }
+
+    /// Without transactions both sides are one producer.
+    fn producer(&self, side: Side) -> &Producer {
+        &self.producers[side.index() % self.producers.len()]
     }
 
     fn transactional(&self) -> bool {
@@ -247,38 +250,54 @@ impl Committer {
                 self.recycle();
                 Event::Done
             }
-            Err(error) => match self.producers[side.index()].failed_deliveries() {
-                Some(undelivered) => self.undelivered(undelivered),
-                None => self.failed(error),
+            Err(error) => match self.producer(side).failed_deliveries() {
+                Some(undelivered) if !self.may_lose(&undelivered) => self.undelivered(undelivered),
+                _ => self.failed(error),
             },
         }
     }
 
     fn enqueue(&mut self, side: Side) -> Result<(), Error> {
-        let producer = &self.producers[side.index()];
         let deadline = Instant::now() + SLICE;
-        for output in self.outputs.iter().skip(self.produced) {
-            while let Err(error) = producer.produce(&output) {
+        let mut produced = self.produced;
+        let mut result = Ok(());
+        'outputs: for output in self.outputs.iter().skip(produced) {
+            while let Err(error) = self.producer(side).produce(&output) {
+                if !error.is_queue_full() && self.may_lose(&error) {
+                    break;
+                }
                 if !error.is_queue_full() || Instant::now() >= deadline {
-                    return Err(error);
+                    result = Err(error);
+                    break 'outputs;
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
-            self.produced += 1;
+            produced += 1;
         }
-        Ok(())
+        self.produced = produced;
+        result
+    }
+
+    /// Under at-most-once the positions are committed before: what cannot be delivered is lost, counted and said.
+    fn may_lose(&self, error: &Error) -> bool {
+        let lost = self.options.guarantee == Guarantee::AtMostOnce && !error.is_fatal();
+        if lost {
+            self.status.lost.add(1);
+            tracing::warn!(identity = self.options.identity, %error, "an output is lost (at-most-once)");
+        }
+        lost
     }
 
     fn flush(&mut self, side: Side) -> Event {
-        let producer = &self.producers[side.index()];
+        let producer = self.producer(side);
         if let Err(error) = producer.flush(SLICE) {
             return self.failed(error);
         }
         // A record that was not delivered makes the commit of a transaction fail, with a code that says less than the
         // delivery's own; without a transaction nothing else would tell.
         match producer.fatal().or_else(|| producer.failed_deliveries()) {
-            Some(error) => self.undelivered(error),
-            None => Event::Done,
+            Some(error) if !self.may_lose(&error) => self.undelivered(error),
+            _ => Event::Done,
         }
     }
 
@@ -292,12 +311,12 @@ impl Committer {
 
     /// The delivery's own error where there is one: `State` from a call only says that the transaction has failed.
     fn refused(&self, side: Side, error: Error) -> Error {
-        self.producers[side.index()].failed_deliveries().unwrap_or(error)
+        self.producer(side).failed_deliveries().unwrap_or(error)
     }
 
     /// At-least-once has no transaction to abort: what was produced stays, and comes again.
     fn forget(&mut self, side: Side) -> Result<(), Error> {
-        let producer = &self.producers[side.index()];
+        let producer = self.producer(side);
         producer.flush(SLICE)?;
         producer.failed_deliveries();
         Ok(())
@@ -322,7 +341,7 @@ impl Committer {
         }
         self.answer(|c| {
             let (sealed, _) = c.sealed.as_ref().expect("a sealed batch");
-            c.producers[side.index()].send_offsets(&sealed.positions, &metadata, SLICE).map_err(|e| c.refused(side, e))
+            c.producer(side).send_offsets(&sealed.positions, &metadata, SLICE).map_err(|e| c.refused(side, e))
         })
     }
 
@@ -332,7 +351,7 @@ impl Committer {
         }
         self.answer(|c| {
             if c.transactional() {
-                return c.producers[side.index()].commit(SLICE).map_err(|e| c.refused(side, e));
+                return c.producer(side).commit(SLICE).map_err(|e| c.refused(side, e));
             }
             let (sealed, _) = c.sealed.as_ref().expect("a sealed batch");
             c.group.commit(&sealed.positions, SLICE)

@@ -16,7 +16,7 @@ use crate::runtime::preflight::StageTopics;
 use crate::runtime::task::Task;
 use crate::sink::postgres::{Applied, Batch, Breaker, Checked, Writer, WriterConfig};
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{NodeKind, OnError};
+use crate::topology::spec::{Guarantee, NodeKind, OnError};
 
 /// One batch is written while the next fills.
 const IN_FLIGHT: usize = 2;
@@ -26,6 +26,8 @@ pub struct PostgresTask {
     topology: String,
     sink: String,
     on_error: OnError,
+    /// Rows may be written before the batch is sealed. Not under at-most-once: positions come first.
+    eager: bool,
     batch_rows: usize,
     batch_bytes: usize,
     mapper: RowMapper,
@@ -61,6 +63,7 @@ impl PostgresTask {
             topology: plan.topology.name.clone(),
             sink: node.name.clone(),
             on_error: node.on_error,
+            eager: plan.topology.guarantee != Guarantee::AtMostOnce,
             batch_rows: spec.batch_rows,
             batch_bytes: spec.batch_bytes as usize,
             mapper: RowMapper::new(&node.name, spec, plan.formats(stage), Some(checked.layout.specs())),
@@ -168,9 +171,7 @@ impl Task for PostgresTask {
             Ok(_) => self.kept.push(input),
             Err(reject) => self.refuse(input, &reject)?,
         }
-        if self.is_full() && self.writer.in_flight() < IN_FLIGHT {
-            self.submit();
-        }
+        self.submit_full();
         Ok(())
     }
 
@@ -183,10 +184,12 @@ impl Task for PostgresTask {
     fn has_room(&mut self) -> Result<bool, Failure> {
         self.check()?;
         while self.writer.in_flight() > 0 && self.answer(Duration::ZERO)? {}
-        if self.is_full() && self.writer.in_flight() < IN_FLIGHT {
-            self.submit();
-        }
-        Ok(!self.is_full())
+        self.submit_full();
+        Ok(!self.batch_is_full())
+    }
+
+    fn is_full(&self) -> bool {
+        !self.eager && self.batch_is_full()
     }
 
     fn streams(&self) -> bool {
@@ -223,7 +226,13 @@ impl Task for PostgresTask {
 }
 
 impl PostgresTask {
-    fn is_full(&self) -> bool {
+    fn submit_full(&mut self) {
+        if self.eager && self.batch_is_full() && self.writer.in_flight() < IN_FLIGHT {
+            self.submit();
+        }
+    }
+
+    fn batch_is_full(&self) -> bool {
         self.batch.len() >= self.batch_rows || self.batch.bytes() >= self.batch_bytes
     }
 }

@@ -24,6 +24,11 @@ pub trait Task: Send {
         true
     }
 
+    /// Whether another record would fit only after [`settle`](Task::settle): the batch is to be ended now.
+    fn is_full(&self) -> bool {
+        false
+    }
+
     /// Finishes effects outside Kafka: true once everything taken has its effect and its dead letters are in `chunk`.
     /// Blocks for `wait` at most; to be called again until true.
     fn settle(&mut self, _chunk: &mut Chunk, _wait: Duration) -> Result<bool, Failure> {

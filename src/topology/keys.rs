@@ -68,7 +68,7 @@ pub const TOP: Section = Section {
         ),
         key(
             "guarantee",
-            "`\"exactly-once\"` or `\"at-least-once\"`",
+            "`\"exactly-once\"`, `\"at-least-once\"` or `\"at-most-once\"`",
             "\"exactly-once\"",
             "what the Kafka part promises; `semel explain` shows it edge by edge",
         ),

@@ -263,9 +263,16 @@ fn postgres_edges(topology: &Topology, stage: &Stage, sink: NodeId, inputs: &[No
     let NodeKind::PostgresSink(postgres) = &node.kind else { return Vec::new() };
     let edge =
         |from, to, guarantee, by: &str| Edge { stage: stage.name.clone(), from, to, guarantee, by: by.to_owned() };
-    let once = EdgeGuarantee::EffectivelyOnce;
-    let by = "a batch that a crash delivers again meets the version guard; as long as the database keeps an \
-     acknowledged COMMIT";
+    let (once, by) = match topology.guarantee {
+        Guarantee::AtMostOnce => {
+            (EdgeGuarantee::AtMostOnce, "positions are committed before rows are written; a crash between loses them")
+        }
+        Guarantee::ExactlyOnce | Guarantee::AtLeastOnce => (
+            EdgeGuarantee::EffectivelyOnce,
+            "a batch that a crash delivers again meets the version guard; as long as the database keeps an \
+             acknowledged COMMIT",
+        ),
+    };
     let mut edges = Vec::new();
     for topic in inputs.iter().flat_map(|id| topology.topics(*id)) {
         edges.push(edge(EdgeEnd::Topic(topic), EdgeEnd::Node(node.name.clone()), once, by));

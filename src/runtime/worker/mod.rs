@@ -19,6 +19,7 @@ use crate::record::TopicPartition;
 use crate::runtime::link::{ToWorker, WorkerEnd};
 use crate::runtime::positions::{Found, Positions};
 use crate::runtime::task::Task;
+use crate::topology::spec::Guarantee;
 
 /// Records between two looks at the clock.
 const RUN: usize = 256;
@@ -33,6 +34,7 @@ const MARKERS_EVERY: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
     pub name: String,
+    pub guarantee: Guarantee,
     pub commit_interval: Duration,
     pub batch_records: u64,
     /// Bytes handed over and not yet produced before the worker stops reading.
@@ -128,10 +130,14 @@ impl Worker {
             Phase::Running => self.run_on(),
             Phase::Sealing => {
                 if self.state.settle(Duration::from_millis(5))? {
-                    Ok(())
-                } else {
-                    self.blocked()
+                    return Ok(());
                 }
+                if self.state.awaits_commit()
+                    && let Ok(message) = self.state.link.messages.recv_timeout(Duration::from_millis(5))
+                {
+                    self.take(message)?;
+                }
+                self.blocked()
             }
             Phase::Recovering(_) => {
                 self.state.blocked_since.get_or_insert_with(Instant::now);
@@ -185,7 +191,7 @@ impl Worker {
 
     /// Nothing to read: what is there goes to the committer, positions step over markers, then wait.
     fn idle(&mut self) -> Result<(), Failure> {
-        if self.state.task.streams() {
+        if self.state.streams() {
             self.state.hand_over();
         }
         let now = Instant::now();

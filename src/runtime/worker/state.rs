@@ -15,6 +15,7 @@ use crate::record::{Input, Offset, Position, TopicPartition};
 use crate::runtime::link::{ToCommitter, WorkerEnd};
 use crate::runtime::positions::{Found, Positions};
 use crate::runtime::task::Task;
+use crate::topology::spec::Guarantee;
 
 /// Chunks of about this many bytes go to the committer.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -121,19 +122,25 @@ impl State {
         if self.isolation.is_some() {
             self.last = self.hot.as_ref().map(|(partition, _)| (partition.clone(), input.offset));
         }
-        if self.chunk.bytes_len() >= CHUNK_BYTES && self.task.streams() {
+        if self.chunk.bytes_len() >= CHUNK_BYTES && self.streams() {
             self.hand_over();
         }
-        Ok(self.progress.open_records() >= self.batch_limit())
+        Ok(self.is_full())
     }
 
     pub(super) fn batch_limit(&self) -> u64 {
         self.isolation.as_ref().map_or(self.options.batch_records, |i| i.limit.min(self.options.batch_records))
     }
 
-    pub(super) fn is_due(&self, now: Instant) -> bool {
+    /// Whether the open batch takes no further record.
+    fn is_full(&self) -> bool {
         self.progress.open_records() >= self.batch_limit()
-            || self.opened.is_some_and(|at| now.duration_since(at) >= self.options.commit_interval)
+            || self.task.is_full()
+            || self.chunk.bytes_len() >= self.options.channel_bytes
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.is_full() || self.opened.is_some_and(|at| now.duration_since(at) >= self.options.commit_interval)
     }
 
     pub(super) fn has_room(&mut self) -> Result<bool, Failure> {
@@ -151,19 +158,41 @@ impl State {
         self.link.outputs(self.progress.epoch(), chunk);
     }
 
-    /// Ends the batch once the task's effects are through; true when that is done.
+    /// Ends the batch once the task's effects are through; true when that is done. At-most-once puts positions first:
+    /// effects follow when they are committed.
     pub(super) fn settle(&mut self, wait: Duration) -> Result<bool, Failure> {
-        if !self.task.settle(&mut self.chunk, wait)? {
+        if self.positions_first() {
+            self.seal();
+        }
+        if self.awaits_commit() || !self.task.settle(&mut self.chunk, wait)? {
             self.phase = Phase::Sealing;
             return Ok(false);
         }
         self.hand_over();
         self.opened = None;
+        self.seal();
+        self.phase = Phase::Running;
+        Ok(true)
+    }
+
+    fn seal(&mut self) {
         if let Some(sealed) = self.progress.seal() {
             let _ = self.link.work.send(ToCommitter::Seal { sealed, at: Instant::now() });
         }
-        self.phase = Phase::Running;
-        Ok(true)
+    }
+
+    fn positions_first(&self) -> bool {
+        self.options.guarantee == Guarantee::AtMostOnce
+    }
+
+    /// Whether the batch that ends waits for its positions to be committed.
+    pub(super) fn awaits_commit(&self) -> bool {
+        self.positions_first() && self.progress.in_flight() > 0
+    }
+
+    /// Whether outputs may go to the committer while the batch is open.
+    pub(super) fn streams(&self) -> bool {
+        !self.positions_first() && self.task.streams()
     }
 
     /// Gives the open and sealed batches up before the committer is asked.

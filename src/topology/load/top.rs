@@ -40,12 +40,6 @@ pub fn settings(cx: &mut Cx<'_>, top: &Table<'_>) -> Settings {
         ("at-most-once", Guarantee::AtMostOnce),
     ];
     let guarantee = cx.choice(top, "guarantee", &words).unwrap_or(Guarantee::ExactlyOnce);
-    if guarantee == Guarantee::AtMostOnce {
-        let span = top.get("guarantee").map_or(0..0, |item| item.span());
-        cx.found
-            .error(code::NOT_AVAILABLE, span, "at-most-once comes later")
-            .help("write \"exactly-once\" or \"at-least-once\"");
-    }
     let batch_records = cx.integer(top, "batch_records", 1..=i64::MAX);
     let settings = Settings {
         guarantee,
