@@ -1,84 +1,30 @@
-//! The protocol against a modelled broker: random schedules of faults, crashes, losses and lost answers. Whatever
-//! happens, each input's output is committed once, in order, and positions never run ahead or fall behind.
+//! The protocol against a modelled broker: random schedules of faults, crashes, losses, revocations, zombies and lost
+//! answers. Whatever happens: exactly-once commits each input's output once and in order, at-least-once never loses one,
+//! at-most-once never doubles one, and all come to an end.
+
+mod broker;
+mod random;
 
 use std::collections::VecDeque;
 
+use self::broker::{Broker, Input, PARTITIONS, RECORDS, Transaction};
+use self::random::Random;
 use crate::commit::progress::{BatchId, Progress, Sealed};
 use crate::commit::protocol::{Effect, Event, Protocol, Work};
 use crate::commit::{Cause, Epoch, Side};
 use crate::error::Disposition;
 use crate::record::{Offset, Position, TopicPartition};
+use crate::topology::spec::Guarantee;
 
-const PARTITIONS: usize = 2;
-const RECORDS: i64 = 25;
 const TIMEOUT_MS: u64 = 10_000;
 
-/// SplitMix64: the same schedule for the same seed, everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-}
-
-type Input = (usize, i64);
-
-/// What a broker keeps: one open transaction a producer, the committed log, the group's positions and generation.
-#[derive(Default)]
-struct Broker {
-    open: [Option<Transaction>; 2],
-    log: Vec<Input>,
-    positions: [i64; PARTITIONS],
-    generation: u64,
-    unheard: bool,
-}
-
-#[derive(Default)]
-struct Transaction {
-    outputs: Vec<Input>,
-    offsets: Vec<(usize, i64)>,
-}
-
-impl Broker {
-    fn end(&mut self, side: Side, commit: bool) {
-        let Some(transaction) = self.open[side.index()].take() else { return };
-        if commit {
-            self.log.extend(transaction.outputs);
-            for (p, position) in transaction.offsets {
-                self.positions[p] = position;
-            }
-        }
-    }
-
-    /// Ends a transaction so that its outcome reaches the client only with the next call.
-    fn end_unheard(&mut self, side: Side, commit: bool) {
-        self.end(side, commit);
-        self.unheard = true;
-    }
-
-    /// Positions that a require_stable fetch would answer.
-    fn stable(&self, p: usize) -> Option<i64> {
-        let pending = self.open.iter().flatten().any(|t| t.offsets.iter().any(|(q, _)| *q == p));
-        (!pending).then_some(self.positions[p])
-    }
-}
-
-#[derive(PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 enum Phase {
     Running,
+    /// At-most-once: the batch is sealed, its outputs wait until its positions are committed.
+    PositionsFirst,
+    /// A partition is asked back: the batches that name it are brought to an end.
+    Revoking(usize),
     Recovering(Epoch),
 }
 
@@ -99,11 +45,20 @@ enum Mutant {
     NoFence,
     /// Take an unanswered commit for an abort and go on from memory.
     GuessOutcome,
+    /// Send positions that the broker does not check against the generation.
+    StaleGeneration,
+    /// Give a partition up while batches that name it are open.
+    RevokeWithoutDrain,
+    /// At-least-once that commits positions first.
+    CommitBeforeProduce,
+    /// At-most-once that produces before its positions are acknowledged.
+    ProduceBeforeAcknowledgement,
 }
 
 struct World {
     random: Random,
     broker: Broker,
+    guarantee: Guarantee,
     mutant: Mutant,
     faults: bool,
     now: u64,
@@ -117,6 +72,7 @@ struct World {
     held: (Vec<Input>, Option<Sealed>),
     chunk: Vec<Input>,
     fence: Option<Epoch>,
+    /// The generation that this member believes in.
     member: u64,
 }
 
@@ -125,10 +81,11 @@ fn tp(p: usize) -> TopicPartition {
 }
 
 impl World {
-    fn new(seed: u64, mutant: Mutant) -> World {
+    fn new(seed: u64, guarantee: Guarantee, mutant: Mutant) -> World {
         let mut world = World {
             random: Random(seed),
             broker: Broker::default(),
+            guarantee,
             mutant,
             faults: true,
             now: 0,
@@ -147,11 +104,20 @@ impl World {
         world
     }
 
+    fn transactional(&self) -> bool {
+        self.guarantee == Guarantee::ExactlyOnce
+    }
+
+    fn positions_first(&self) -> bool {
+        self.guarantee == Guarantee::AtMostOnce || self.mutant == Mutant::CommitBeforeProduce
+    }
+
     /// A process starts: initialising the same ids aborts what the former one left open.
     fn start(&mut self) {
         self.broker.end(Side::A, false);
         self.broker.end(Side::B, false);
         self.broker.unheard = false;
+        self.broker.deliver_some(&mut self.random);
         self.broker.generation += 1;
         self.member = self.broker.generation;
         self.protocol = Protocol::new(TIMEOUT_MS);
@@ -179,29 +145,59 @@ impl World {
             0 if self.faults => self.start(),
             1 if self.faults => self.lose(),
             2 if self.faults => self.sleep(),
-            3..=49 => self.worker(),
+            3 if self.faults => self.revoke(),
+            4 if self.faults => self.replaced(),
+            5..=50 => self.worker(),
             _ => self.committer(),
         }
     }
 
     /// All partitions are lost; another member takes them, works for a while and loses them to us again.
     fn lose(&mut self) {
-        if self.phase != Phase::Running {
+        if let Phase::Recovering(_) = self.phase {
             return;
         }
+        self.abandon();
         self.broker.generation += 1;
+        (0..PARTITIONS).for_each(|p| self.broker.others_work(p, &mut self.random));
+        self.member = self.broker.generation;
+    }
+
+    fn abandon(&mut self) {
         let epoch = self.progress.abandon();
         self.fence = Some(epoch);
         self.chunk.clear();
         self.work.push_back((Work::Abandon { epoch }, Vec::new(), None));
         self.phase = Phase::Recovering(epoch);
-        for p in 0..PARTITIONS {
-            let Some(from) = self.broker.stable(p) else { continue };
-            let to = RECORDS.min(from + self.random.below(4) as i64);
-            self.broker.log.extend((from..to).map(|offset| (p, offset)));
-            self.broker.positions[p] = to;
+    }
+
+    /// The group goes on without this member, which does not hear of it: another one has its partitions.
+    fn replaced(&mut self) {
+        self.broker.generation += 1;
+        (0..PARTITIONS).for_each(|p| self.broker.others_work(p, &mut self.random));
+    }
+
+    /// A partition is asked back.
+    fn revoke(&mut self) {
+        if self.phase != Phase::Running || self.member != self.broker.generation {
+            return;
         }
+        let p = self.random.below(PARTITIONS as u64) as usize;
+        if self.mutant == Mutant::RevokeWithoutDrain {
+            self.handed_over(p);
+            return;
+        }
+        self.phase = Phase::Revoking(p);
+    }
+
+    /// Another member has the partition for a while, in good order.
+    fn handed_over(&mut self, p: usize) {
+        self.broker.generation += 1;
         self.member = self.broker.generation;
+        self.broker.others_work(p, &mut self.random);
+        if let Some(position) = self.broker.stable(p) {
+            self.progress.assign(tp(p), Position(position), false);
+        }
     }
 
     /// The process sleeps past the transaction timeout: the broker aborts what is open.
@@ -225,16 +221,30 @@ impl World {
             }
             return;
         }
-        if self.phase != Phase::Running {
-            return;
-        }
-        if self.progress.is_open() && self.random.chance(25) {
-            self.hand_over();
-            let mut sealed = self.progress.seal().unwrap();
-            if self.mutant == Mutant::PositionPlusZero {
-                sealed.positions.iter_mut().for_each(|(_, p)| p.0 -= 1);
+        match self.phase {
+            Phase::Running => self.process(),
+            Phase::PositionsFirst if self.progress.in_flight() == 0 => self.effects(),
+            // The group has gone on without us: that is no revocation any more.
+            Phase::Revoking(_) if self.member != self.broker.generation => self.lose(),
+            Phase::Revoking(p) => {
+                if self.progress.is_open() {
+                    self.seal();
+                } else if self.progress.in_flight() == 0 {
+                    self.hand_over();
+                    self.phase = Phase::Running;
+                    self.handed_over(p);
+                } else if self.random.chance(2) {
+                    // It took too long.
+                    self.abandon();
+                }
             }
-            self.work.push_back((Work::Seal { epoch: sealed.epoch }, Vec::new(), Some(sealed)));
+            Phase::PositionsFirst | Phase::Recovering(_) => {}
+        }
+    }
+
+    fn process(&mut self) {
+        if self.progress.is_open() && self.random.chance(25) {
+            self.seal();
             return;
         }
         let p = self.random.below(PARTITIONS as u64) as usize;
@@ -243,14 +253,34 @@ impl World {
         if next.0 < RECORDS {
             self.progress.processed(slot, Offset(next.0));
             self.chunk.push((p, next.0));
-            if self.random.chance(30) {
+            if !self.positions_first() && self.random.chance(30) {
                 self.hand_over();
             }
         }
     }
 
+    fn seal(&mut self) {
+        if !self.positions_first() || self.mutant == Mutant::ProduceBeforeAcknowledgement {
+            self.hand_over();
+        } else if self.phase == Phase::Running {
+            self.phase = Phase::PositionsFirst;
+        }
+        let mut sealed = self.progress.seal().unwrap();
+        if self.mutant == Mutant::PositionPlusZero {
+            sealed.positions.iter_mut().for_each(|(_, p)| p.0 -= 1);
+        }
+        self.work.push_back((Work::Seal { epoch: sealed.epoch }, Vec::new(), Some(sealed)));
+    }
+
+    /// The positions are committed: now the outputs.
+    fn effects(&mut self) {
+        self.hand_over();
+        self.phase = Phase::Running;
+    }
+
     fn recovered(&mut self) {
         self.phase = Phase::Running;
+        self.member = self.broker.generation;
         if self.mutant == Mutant::MissingRewind {
             return;
         }
@@ -288,12 +318,13 @@ impl World {
                 return;
             }
             Effect::End => unreachable!("nobody closed"),
-            effect => self.call(effect),
+            effect if self.transactional() => self.call(effect),
+            effect => self.plain_call(effect),
         };
         self.effect = self.protocol.on(event, self.now);
     }
 
-    /// A call of the client with what can go wrong with it.
+    /// A call of a transactional client with what can go wrong with it.
     fn call(&mut self, effect: Effect) -> Event {
         let fault = self.faults && self.random.chance(8);
         match effect {
@@ -326,15 +357,14 @@ impl World {
                 self.broker.open[side.index()].as_mut().unwrap().outputs.append(&mut self.held.0);
                 Event::Done
             }
-            Effect::Flush(_) => self.fail_or(fault, Event::Done),
+            Effect::Flush(_) => self.fail_or_done(fault),
             Effect::SendOffsets(side) => {
-                if self.fenced() || self.member != self.broker.generation {
+                if self.fenced() || self.is_stale() {
                     return Event::Failed(Disposition::AbortTxn { rejoin: true });
                 }
-                let offsets = &self.held.1.as_ref().unwrap().positions;
-                let offsets = offsets.iter().map(|(p, position)| (p.partition as usize, position.0)).collect();
+                let offsets = self.offsets();
                 self.broker.open[side.index()].as_mut().unwrap().offsets = offsets;
-                self.fail_or(fault, Event::Done)
+                self.fail_or_done(fault)
             }
             Effect::Commit(side) => self.commit(side, fault),
             Effect::Abort(side) => {
@@ -351,6 +381,62 @@ impl World {
             }
             other => unreachable!("{other:?} is no call"),
         }
+    }
+
+    /// A call of a client without transactions.
+    fn plain_call(&mut self, effect: Effect) -> Event {
+        let fault = self.faults && self.random.chance(8);
+        match effect {
+            Effect::Begin(_) => Event::Done,
+            Effect::Produce(_) => {
+                self.broker.unacknowledged.append(&mut self.held.0);
+                Event::Done
+            }
+            Effect::Flush(_) if fault && self.guarantee == Guarantee::AtLeastOnce => {
+                self.broker.deliver_some(&mut self.random);
+                Event::Failed(Disposition::AbortTxn { rejoin: false })
+            }
+            Effect::Flush(_) if fault => {
+                // What at-most-once cannot deliver is lost.
+                self.broker.deliver_some(&mut self.random);
+                Event::Done
+            }
+            Effect::Flush(_) | Effect::Abort(_) => {
+                self.broker.deliver();
+                Event::Done
+            }
+            Effect::Rebuild { .. } => {
+                self.broker.deliver_some(&mut self.random);
+                self.fail_or_done(fault)
+            }
+            Effect::SendOffsets(_) if self.fenced() => Event::Failed(Disposition::AbortTxn { rejoin: true }),
+            Effect::SendOffsets(_) => Event::Done,
+            Effect::Commit(_) if self.fenced() || self.is_stale() => {
+                Event::Failed(Disposition::AbortTxn { rejoin: true })
+            }
+            Effect::Commit(_) => {
+                if !fault || self.random.chance(50) {
+                    for (p, position) in self.offsets() {
+                        self.broker.positions[p] = position;
+                    }
+                }
+                if !fault {
+                    return Event::Done;
+                }
+                let lost = self.random.chance(50);
+                Event::Failed(if lost { Disposition::Retry } else { Disposition::AbortTxn { rejoin: false } })
+            }
+            other => unreachable!("{other:?} is no call"),
+        }
+    }
+
+    fn offsets(&self) -> Vec<(usize, i64)> {
+        let sealed = self.held.1.as_ref().expect("a sealed batch");
+        sealed.positions.iter().map(|(p, position)| (p.partition as usize, position.0)).collect()
+    }
+
+    fn is_stale(&self) -> bool {
+        self.mutant != Mutant::StaleGeneration && self.member != self.broker.generation
     }
 
     fn commit(&mut self, side: Side, fault: bool) -> Event {
@@ -380,16 +466,16 @@ impl World {
     fn guess(&mut self) -> Event {
         if self.mutant == Mutant::GuessOutcome {
             // Back to the start of the batch, from memory.
-            for (p, position) in self.held.1.as_ref().unwrap().positions.clone() {
-                self.broker.positions[p.partition as usize] = (position.0 - 1).max(0);
+            for (p, position) in self.offsets() {
+                self.broker.positions[p] = (position - 1).max(0);
             }
         }
         Event::Failed(Disposition::Rebuild)
     }
 
-    fn fail_or(&mut self, fault: bool, event: Event) -> Event {
+    fn fail_or_done(&mut self, fault: bool) -> Event {
         if !fault {
-            return event;
+            return Event::Done;
         }
         let retry = self.random.chance(40);
         Event::Failed(if retry { Disposition::Retry } else { Disposition::AbortTxn { rejoin: false } })
@@ -400,7 +486,12 @@ impl World {
     }
 
     fn is_finished(&self) -> bool {
-        self.broker.positions == [RECORDS; PARTITIONS] && self.broker.open.iter().all(Option::is_none)
+        self.broker.positions == [RECORDS; PARTITIONS]
+            && self.broker.open.iter().all(Option::is_none)
+            && self.work.is_empty()
+            && self.effect == Effect::Receive
+            && self.chunk.is_empty()
+            && self.phase == Phase::Running
     }
 
     /// Runs with faults, then without until all is committed; answers what is wrong.
@@ -418,10 +509,16 @@ impl World {
         if !self.is_finished() {
             return Err(format!("stuck at {:?} in {:?}", self.broker.positions, self.protocol));
         }
+        self.broker.deliver();
         for p in 0..PARTITIONS {
             let got: Vec<i64> = self.broker.log.iter().filter(|(q, _)| *q == p).map(|(_, offset)| *offset).collect();
-            let want: Vec<i64> = (0..RECORDS).collect();
-            if got != want {
+            let times = |offset: i64| got.iter().filter(|o| **o == offset).count();
+            let right = match self.guarantee {
+                Guarantee::ExactlyOnce => got == (0..RECORDS).collect::<Vec<_>>(),
+                Guarantee::AtLeastOnce => (0..RECORDS).all(|offset| times(offset) >= 1),
+                Guarantee::AtMostOnce => (0..RECORDS).all(|offset| times(offset) <= 1),
+            };
+            if !right {
                 return Err(format!("partition {p}: {got:?}"));
             }
         }
@@ -429,21 +526,55 @@ impl World {
     }
 }
 
+const GUARANTEES: [Guarantee; 3] = [Guarantee::ExactlyOnce, Guarantee::AtLeastOnce, Guarantee::AtMostOnce];
+
+/// 120,000 schedules, two thirds of them exactly-once.
 #[test]
-fn every_schedule_of_faults_commits_each_input_once_and_in_order() {
-    for seed in 0..20_000 {
-        if let Err(wrong) = World::new(seed, Mutant::None).run() {
-            panic!("seed {seed}: {wrong}");
+fn every_schedule_of_faults_keeps_what_its_guarantee_promises() {
+    for (guarantee, seeds) in GUARANTEES.into_iter().zip([80_000, 20_000, 20_000]) {
+        for seed in 0..seeds {
+            if let Err(wrong) = World::new(seed, guarantee, Mutant::None).run() {
+                panic!("{guarantee:?}, seed {seed}: {wrong}");
+            }
         }
+    }
+}
+
+#[test]
+fn without_a_fault_every_guarantee_is_exactly_once() {
+    for (guarantee, seed) in GUARANTEES.into_iter().flat_map(|g| (0..200).map(move |seed| (g, seed))) {
+        let mut world = World::new(seed, guarantee, Mutant::None);
+        world.faults = false;
+        for _ in 0..20_000 {
+            if world.is_finished() {
+                break;
+            }
+            world.step();
+        }
+        world.broker.deliver();
+        let mut log = world.broker.log;
+        log.sort_unstable();
+        let all: Vec<Input> = (0..PARTITIONS).flat_map(|p| (0..RECORDS).map(move |offset| (p, offset))).collect();
+        assert_eq!(log, all, "{guarantee:?}, seed {seed}");
     }
 }
 
 /// A checker that accepts a broken protocol proves nothing.
 #[test]
 fn the_checker_catches_each_mutant() {
-    for mutant in [Mutant::MissingRewind, Mutant::PositionPlusZero, Mutant::NoFence, Mutant::GuessOutcome] {
+    use Guarantee::{AtLeastOnce, AtMostOnce, ExactlyOnce};
+    for (guarantee, mutant) in [
+        (ExactlyOnce, Mutant::MissingRewind),
+        (ExactlyOnce, Mutant::PositionPlusZero),
+        (ExactlyOnce, Mutant::NoFence),
+        (ExactlyOnce, Mutant::GuessOutcome),
+        (ExactlyOnce, Mutant::StaleGeneration),
+        (ExactlyOnce, Mutant::RevokeWithoutDrain),
+        (AtLeastOnce, Mutant::CommitBeforeProduce),
+        (AtMostOnce, Mutant::ProduceBeforeAcknowledgement),
+    ] {
         let caught = (0..2_000).any(|seed| {
-            let outcome = std::panic::catch_unwind(|| World::new(seed, mutant).run());
+            let outcome = std::panic::catch_unwind(|| World::new(seed, guarantee, mutant).run());
             !matches!(outcome, Ok(Ok(())))
         });
         assert!(caught, "{mutant:?} was not caught");
