@@ -34,7 +34,7 @@ impl GroupHandle {
         // Held through the call, so that the client cannot be closed under it.
         let client = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the client is alive; the metadata that is returned is ours.
-        NonNull::new(unsafe { rd::rd_kafka_consumer_group_metadata(client.as_ref()?.ptr()) }).map(GroupMetadata)
+        NonNull::new(unsafe { rd::rd_kafka_consumer_group_metadata(client.as_ref()?.ptr()) }).map(GroupMetadata::new)
     }
 
     /// Makes a poll that waits on the consumer return at once.
@@ -91,18 +91,27 @@ impl fmt::Debug for GroupHandle {
 }
 
 /// One look at the membership: what `send_offsets` proves to the broker.
-pub struct GroupMetadata(NonNull<rd::rd_kafka_consumer_group_metadata_t>);
+#[derive(Clone)]
+pub struct GroupMetadata(Arc<Metadata>);
+
+struct Metadata(NonNull<rd::rd_kafka_consumer_group_metadata_t>);
 
 // SAFETY: a plain heap object without ties to a thread or to its client.
-unsafe impl Send for GroupMetadata {}
+unsafe impl Send for Metadata {}
+// SAFETY: it is only read.
+unsafe impl Sync for Metadata {}
 
 impl GroupMetadata {
+    fn new(metadata: NonNull<rd::rd_kafka_consumer_group_metadata_t>) -> GroupMetadata {
+        GroupMetadata(Arc::new(Metadata(metadata)))
+    }
+
     /// A membership that nobody has.
     #[cfg(test)]
     pub(super) fn invented(group: &str, generation: i32, member: &str) -> GroupMetadata {
         let (group, member) = (std::ffi::CString::new(group).unwrap(), std::ffi::CString::new(member).unwrap());
         // SAFETY: the strings are alive and copied; the object that is returned is ours.
-        GroupMetadata(
+        GroupMetadata::new(
             NonNull::new(unsafe {
                 rd::rd_kafka_consumer_group_metadata_new_with_genid(
                     group.as_ptr(),
@@ -116,7 +125,7 @@ impl GroupMetadata {
     }
 
     pub(super) fn as_ptr(&self) -> *const rd::rd_kafka_consumer_group_metadata_t {
-        self.0.as_ptr()
+        self.0.0.as_ptr()
     }
 
     /// The generation (the member epoch under `group.protocol=consumer`); below 0 outside a group.
@@ -140,7 +149,7 @@ impl GroupMetadata {
     }
 }
 
-impl Drop for GroupMetadata {
+impl Drop for Metadata {
     fn drop(&mut self) {
         // SAFETY: ours, and freed only here.
         unsafe { rd::rd_kafka_consumer_group_metadata_destroy(self.0.as_ptr()) }

@@ -28,6 +28,9 @@ impl Entry {
 /// A list that we own.
 pub(super) struct List(NonNull<rd::rd_kafka_topic_partition_list_t>);
 
+// SAFETY: a plain heap object without ties to a thread.
+unsafe impl Send for List {}
+
 impl List {
     pub fn new(capacity: usize) -> List {
         // SAFETY: no precondition; librdkafka aborts rather than returning null when memory is out.

@@ -8,6 +8,7 @@
 
 mod admin;
 mod advice;
+mod caller;
 mod client;
 mod code;
 mod config;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rdkafka::bindings as rd;
 use rdkafka::bindings::rd_kafka_vtype_t as VType;
 
+use super::caller::Caller;
 use super::client::{Client, Event, Kind};
 use super::code::Code;
 use super::config::{Connection, millis};
@@ -21,6 +22,9 @@ use super::topics::Topics;
 use crate::chunk::{Output, Target};
 use crate::record::{Position, TopicPartition};
 
+/// How long past its time limit and a transaction timeout a call may take.
+const GRACE: Duration = Duration::from_secs(5);
+
 /// A producer to a fixed set of targets. A thread of its own serves its events.
 pub struct Producer {
     // Before the client: the handles refer into it.
@@ -31,6 +35,7 @@ pub struct Producer {
     names: Vec<Arc<str>>,
     transactional_id: Option<String>,
     transaction_timeout: Duration,
+    caller: Caller,
 }
 
 #[derive(Default)]
@@ -52,11 +57,9 @@ impl Producer {
             let (client, shared) = (client.clone(), shared.clone());
             move || serve(&client, &shared)
         };
-        let server = thread::Builder::new()
-            .name("kafka-producer".into())
-            .spawn(serve)
-            .map_err(|e| Error::new(Operation::Connect, Code::INVALID_ARGUMENT, format!("no thread to be had: {e}")))?;
+        let server = thread::Builder::new().name("kafka-producer".into()).spawn(serve).map_err(no_thread)?;
         Ok(Producer {
+            caller: Caller::new("kafka-transactions").map_err(no_thread)?,
             topics,
             client,
             shared,
@@ -75,9 +78,9 @@ impl Producer {
         self.client.any_broker(timeout).map_err(|error| self.client.unreachable(&error, timeout))?;
         let timeout = timeout.saturating_sub(started.elapsed());
         // SAFETY: the client is alive; the error that is returned is ours.
-        let done = unsafe {
-            Error::check(Operation::Init, rd::rd_kafka_init_transactions(self.client.ptr(), millis(timeout)))
-        };
+        let done = self.call(Operation::Init, timeout, move |client| unsafe {
+            Error::check(Operation::Init, rd::rd_kafka_init_transactions(client.ptr(), millis(timeout)))
+        });
         done.map_err(|error| {
             let id = self.transactional_id.as_deref().unwrap_or("none");
             let timeout = self.transaction_timeout.as_millis();
@@ -145,7 +148,7 @@ impl Producer {
     }
 
     /// Makes positions part of the transaction, as the member that `group` says. An empty list sends nothing and so
-    /// proves nothing. The time limit is a wish: librdkafka may wait for the coordinator for longer.
+    /// proves nothing. librdkafka takes the time limit for a wish and may wait for the coordinator for longer.
     pub fn send_offsets(
         &self,
         positions: &[(TopicPartition, Position)],
@@ -153,35 +156,54 @@ impl Producer {
         timeout: Duration,
     ) -> Result<(), Error> {
         let list = List::of_positions(positions);
-        // SAFETY: client, list and metadata are alive and are copied; the error that is returned is ours.
-        let sent = unsafe {
-            let error = rd::rd_kafka_send_offsets_to_transaction(
-                self.client.ptr(),
-                list.as_ptr(),
-                group.as_ptr(),
-                millis(timeout),
-            );
-            Error::check(Operation::SendOffsets, error)
-        };
+        let group = group.clone();
+        let sent = self.call(Operation::SendOffsets, timeout, move |client| {
+            // SAFETY: client, list and metadata are alive and are copied; the error that is returned is ours.
+            unsafe {
+                let error = rd::rd_kafka_send_offsets_to_transaction(
+                    client.ptr(),
+                    list.as_ptr(),
+                    group.as_ptr(),
+                    millis(timeout),
+                );
+                Error::check(Operation::SendOffsets, error)
+            }
+        });
         sent.map_err(|error| self.enrich(error))
     }
 
     /// Commits. On a time-out nothing is decided: the same call again resumes; never an abort in between.
     pub fn commit(&self, timeout: Duration) -> Result<(), Error> {
         // SAFETY: the client is alive; the error that is returned is ours.
-        let done = unsafe {
-            Error::check(Operation::Commit, rd::rd_kafka_commit_transaction(self.client.ptr(), millis(timeout)))
-        };
+        let done = self.call(Operation::Commit, timeout, move |client| unsafe {
+            Error::check(Operation::Commit, rd::rd_kafka_commit_transaction(client.ptr(), millis(timeout)))
+        });
         done.map_err(|error| self.enrich(error))
     }
 
     /// Aborts, dropping what is queued. On a time-out call again to resume.
     pub fn abort(&self, timeout: Duration) -> Result<(), Error> {
         // SAFETY: the client is alive; the error that is returned is ours.
-        let done = unsafe {
-            Error::check(Operation::Abort, rd::rd_kafka_abort_transaction(self.client.ptr(), millis(timeout)))
-        };
+        let done = self.call(Operation::Abort, timeout, move |client| unsafe {
+            Error::check(Operation::Abort, rd::rd_kafka_abort_transaction(client.ptr(), millis(timeout)))
+        });
         done.map_err(|error| self.client.explain(error))
+    }
+
+    /// A transactional call may ignore its time limit (librdkafka #5456, #5511). One that does not come back for long
+    /// past it is left behind, and with it this producer: the error is fatal, and only a new producer helps.
+    fn call(
+        &self,
+        operation: Operation,
+        timeout: Duration,
+        call: impl FnOnce(&Client) -> Result<(), Error> + Send + 'static,
+    ) -> Result<(), Error> {
+        let client = Arc::clone(&self.client);
+        let within = timeout + self.transaction_timeout + GRACE;
+        self.caller.call(within, move || call(&client)).unwrap_or_else(|| {
+            let text = format!("the client does not come back from this call within {} s", within.as_secs());
+            Err(Error::new(operation, Code::TIMED_OUT, text).with_fatal(true))
+        })
     }
 
     /// The first delivery that failed since the last call, purged records left out.
@@ -238,6 +260,10 @@ impl fmt::Debug for Producer {
             .field("transactional_id", &self.transactional_id)
             .finish_non_exhaustive()
     }
+}
+
+fn no_thread(error: std::io::Error) -> Error {
+    Error::new(Operation::Connect, Code::INVALID_ARGUMENT, format!("no thread to be had: {error}"))
 }
 
 /// Serves the producer's events until it is told to stop. `flush` and `abort` wait for this.
