@@ -36,6 +36,7 @@ pub const REASONS: &[(&str, &str)] = &[
     ("unknown-field", "a member that has no column, with unknown_fields = \"reject\""),
     ("tombstone", "a null value, with tombstones = \"reject\""),
     ("database", "the database refused the row"),
+    ("outside-ledger", "the time in the event's id is outside what the sink's ledger remembers"),
 ];
 
 /// Writes the dead letter of `input`: key, value, headers and timestamp as they were, then what was wrong in

@@ -92,6 +92,10 @@ fn online(topology: &Topology, text: &str) -> Result<Vec<Finding>, Failure> {
     }
     for stage in &plan.stages {
         let StageKind::Postgres { sink, .. } = &stage.kind else { continue };
+        let ledger = topology::locate(text, &["sinks", &topology.nodes[sink.0].name, "dedupe"]);
+        for problem in preflight::ledger_problems(&plan, stage, &admin)? {
+            found.warning(code::LEDGER_RETENTION, ledger.clone(), problem);
+        }
         let span = topology::locate(text, &["sinks", &topology.nodes[sink.0].name, "table"]);
         match postgres::preflight(topology, *sink, &stage.group) {
             Ok(checked) => {

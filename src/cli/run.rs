@@ -56,6 +56,9 @@ fn text(report: &Report) -> String {
             grouped(stage.dropped.get()),
             grouped(stage.commits.get()),
         ));
+        if stage.duplicates.get() > 0 {
+            text.push_str(&format!("  duplicates that the ledger knew: {}\n", grouped(stage.duplicates.get())));
+        }
         for ((node, reason), count) in stage.rejects() {
             text.push_str(&format!("  rejected by {node}, {reason}: {}\n", grouped(count)));
         }
@@ -89,6 +92,7 @@ fn json(report: &Report) -> serde_json::Value {
             "rows": stage.rows.get(),
             "stale": stage.stale.get(),
             "ties": stage.ties.get(),
+            "duplicates": stage.duplicates.get(),
         })
     });
     serde_json::json!({ "seconds": report.elapsed.as_secs_f64(), "stages": stages.collect::<Vec<_>>() })

@@ -116,6 +116,9 @@ impl Line {
         if s.rows.get() > 0 {
             text.push_str(&format!(", {} rows", grouped(s.rows.get())));
         }
+        if s.duplicates.get() > 0 {
+            text.push_str(&format!(", {} duplicates", grouped(s.duplicates.get())));
+        }
         if let Some(lag) = self.lag {
             text.push_str(&format!(", lag {}", grouped(lag.max(0) as u64)));
         }

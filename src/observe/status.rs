@@ -50,6 +50,8 @@ pub struct StageStatus {
     /// Records that the version guard ignored: the table, or their batch, had that version or a higher one before.
     pub stale: Counter,
     pub ties: Counter,
+    /// Records whose events the ledger knew.
+    pub duplicates: Counter,
     rejects: Mutex<BTreeMap<(String, &'static str), u64>>,
 }
 

@@ -8,13 +8,17 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use uuid::Uuid;
+
 use crate::decimal::Decimal;
 use crate::expr::{Body, Fault, Metadata, Program, Runtime, Value};
-use crate::ids::{self, EventId};
+use crate::ids::{self, EventId, Identity};
 use crate::json;
+use crate::operator::{self, source};
 use crate::record::Input;
 use crate::reject::Reject;
-use crate::topology::spec::{Format, PostgresSink, SinkTombstones, UnknownFields};
+use crate::topology::plan::{Plan, Stage, StageKind};
+use crate::topology::spec::{self, Format, NodeKind, PostgresSink, SinkTombstones, UnknownFields};
 
 /// A column that rows have a cell for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +32,10 @@ pub type Cell<'a> = Option<Cow<'a, [u8]>>;
 /// A row of a sink's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row<'a> {
-    pub version: i64,
+    /// The event's id, where the sink keeps a ledger of them.
+    pub id: Option<EventId>,
+    /// None where the sink has no guard.
+    pub version: Option<i64>,
     pub deleted: bool,
     /// By column name: in the order of the columns that the mapper was given, else key, members, expressions. The
     /// columns of version and deletion have a cell, too; key columns are never null.
@@ -50,8 +57,10 @@ pub struct RowMapper {
     sink: PostgresSink,
     /// Of each topic that the sink reads.
     formats: HashMap<String, Format>,
+    /// Of each topic, what tells its events apart; only where the sink keeps a ledger.
+    events: HashMap<String, source::Source>,
     columns: Option<Vec<Source>>,
-    body: Body,
+    record: operator::Record,
     runtime: Runtime,
 }
 
@@ -94,31 +103,83 @@ impl RowMapper {
             node: node.into(),
             sink: sink.clone(),
             formats: formats.into_iter().collect(),
+            events: HashMap::new(),
             columns,
-            body: Body::default(),
+            record: operator::Record::default(),
             runtime: Runtime::default(),
         }
+    }
+
+    /// Rows get the ids of their events where the sink keeps a ledger. `topic_ids` are the broker's.
+    pub fn with_events(mut self, plan: &Plan, stage: &Stage, topic_ids: &HashMap<String, Uuid>) -> RowMapper {
+        let StageKind::Postgres { inputs, .. } = &stage.kind else { return self };
+        if self.sink.dedupe.is_none() {
+            return self;
+        }
+        for node in inputs.iter().map(|id| &plan.topology.nodes[id.0]) {
+            let (spec, own) = match &node.kind {
+                NodeKind::Source(spec) => (spec.clone(), false),
+                NodeKind::KafkaSink(sink) => {
+                    let format = self.formats.get(&sink.topic).copied().unwrap_or(Format::Json);
+                    (spec::Source::plain(&sink.topic, format), true)
+                }
+                _ => continue,
+            };
+            for name in &spec.topics {
+                let id = topic_ids.get(name).copied().unwrap_or_default();
+                let topic = source::Topic { name: name.clone(), id, own };
+                self.events.insert(name.clone(), source::Source::new(&node.name, &spec, vec![topic]));
+            }
+        }
+        self
     }
 
     /// The row of a record.
     ///
     /// # Errors
-    /// `undecodable`; `expression` and `inexact-number` from an expression; `tombstone`; `version` that is no 64-bit
+    /// `undecodable`; `event-id` and `event-time` where the sink keeps a ledger; `expression` and `inexact-number` from an expression; `tombstone`; `version` that is no 64-bit
     /// integer; `unknown-field`; `column` for a key without a value or a deletion mark that is neither true nor false.
     pub fn map<'a>(&'a mut self, input: &'a Input<'a>) -> Result<Mapped<'a>, Reject> {
         let format = self.formats.get(input.topic).copied().unwrap_or(Format::Json);
-        let decoded = self.body.decode(format, input.value).map_err(Stop::Fault);
         // Apart from the rest of the mapper, which the row does not borrow.
-        let RowMapper { node, sink, columns, body, runtime, .. } = self;
-        let id = input.headers.last(ids::HEADER).flatten().and_then(|id| EventId::carried(node, id, None));
-        let metadata = Metadata::new(input, input.key, id);
-        let mut record = Record { sink, body, metadata: &metadata, runtime };
-        match decoded.and_then(|()| record.row(columns.as_deref(), input.key)) {
-            Ok(row) => Ok(Mapped::Row(row)),
+        let RowMapper { node, sink, events, columns, record, runtime, .. } = self;
+        let event = match events.get(input.topic) {
+            Some(source) => event(source, input, record, runtime),
+            None => record.body.decode(format, input.value).map(|()| None).map_err(Stop::Fault),
+        };
+        let carried = || input.headers.last(ids::HEADER).flatten().and_then(|id| EventId::carried(node, id, None));
+        let id = event.as_ref().ok().copied().flatten();
+        let metadata = Metadata::new(input, input.key, id.or_else(carried));
+        let mut record = Record { sink, body: &record.body, metadata: &metadata, runtime };
+        let nameless = id.is_none() && events.contains_key(input.topic);
+        match event.and_then(|_| record.row(columns.as_deref(), input.key)) {
+            // A place in the log is no id: the ledger would take what is sent twice for two events.
+            Ok(_) if nameless => {
+                let message = "the record has no event id for the ledger".to_owned();
+                Err(Reject { node: node.clone(), reason: "event-id", message })
+            }
+            Ok(row) => Ok(Mapped::Row(Row { id, ..row })),
             Err(Stop::Ignored) => Ok(Mapped::Ignored),
             Err(Stop::Fault(Fault { reason, message })) => Err(Reject { node: node.clone(), reason, message }),
         }
     }
+}
+
+/// Decodes a record and finds the id of its event, if it has one of its own.
+fn event(
+    source: &source::Source,
+    input: &Input<'_>,
+    record: &mut operator::Record,
+    runtime: &mut Runtime,
+) -> Result<Option<EventId>, Stop> {
+    let mut event = source::Event::default();
+    if !source.take(input, record, runtime, &mut event)? {
+        return Err(Stop::Ignored);
+    }
+    Ok(match event.identity {
+        Identity::Known(id) => Some(id),
+        Identity::Place(..) | Identity::Unknown => None,
+    })
 }
 
 /// A record in work.
@@ -151,7 +212,7 @@ impl<'a> Record<'_, 'a> {
                 None => cells.push((name.into(), Some(text.into()))),
             }
         }
-        Ok(Row { version, deleted, cells })
+        Ok(Row { id: None, version, deleted, cells })
     }
 
     fn cells(&mut self, columns: Option<&'a [Source]>) -> Result<Vec<(Cow<'a, str>, Cell<'a>)>, Stop> {
@@ -189,14 +250,14 @@ impl<'a> Record<'_, 'a> {
         key: Option<&'a [u8]>,
     ) -> Result<Vec<(Cow<'a, str>, Cell<'a>)>, Stop> {
         let names = columns.map(|c| c.iter().map(|s| s.name.as_str()).collect::<Vec<_>>());
-        let fixed = self.sink.key.iter().chain([&self.sink.version]).map(String::as_str);
+        let fixed = self.sink.key.iter().chain(&self.sink.version).map(String::as_str);
         let names = names.unwrap_or_else(|| fixed.collect());
         let mut cells = Vec::with_capacity(names.len());
         for name in names {
             let expression = self.sink.columns.iter().find(|(n, _)| n == name).map(|(_, program)| program);
             let is_key = self.sink.key.iter().any(|k| k == name);
             let cell = match expression {
-                Some(program) if is_key || name == self.sink.version => self.evaluate(program)?,
+                Some(program) if is_key || Some(name) == self.sink.version.as_deref() => self.evaluate(program)?,
                 None if is_key => key.map(record_key).transpose()?,
                 _ => None,
             };
@@ -205,14 +266,14 @@ impl<'a> Record<'_, 'a> {
         Ok(cells)
     }
 
-    fn version(&self, cells: &[(Cow<'_, str>, Cell<'_>)]) -> Result<i64, Stop> {
-        let name = &self.sink.version;
+    fn version(&self, cells: &[(Cow<'_, str>, Cell<'_>)]) -> Result<Option<i64>, Stop> {
+        let Some(name) = &self.sink.version else { return Ok(None) };
         let Some(text) = find(cells, name) else {
             return fault("version", format!("the version {name} is null or missing in the record"));
         };
         let number = std::str::from_utf8(text).ok().and_then(Decimal::parse).and_then(|d| d.to_i64());
         match number {
-            Some(version) => Ok(version),
+            Some(version) => Ok(Some(version)),
             None => fault("version", format!("the version {name} is {}, no 64-bit integer", shown(text))),
         }
     }

@@ -66,10 +66,15 @@ impl PostgresTask {
             eager: plan.topology.guarantee != Guarantee::AtMostOnce,
             batch_rows: spec.batch_rows,
             batch_bytes: spec.batch_bytes as usize,
-            mapper: RowMapper::new(&node.name, spec, plan.formats(stage), Some(checked.layout.specs())),
+            mapper: RowMapper::new(&node.name, spec, plan.formats(stage), Some(checked.layout.specs())).with_events(
+                plan,
+                stage,
+                &topics.topic_ids,
+            ),
             writer: Writer::spawn(WriterConfig {
                 address: checked.address.clone(),
                 layout: Arc::clone(&checked.layout),
+                ledger: checked.ledger.clone(),
                 prepared: spec.prepared,
                 breaker: Arc::clone(&breaker),
             }),
@@ -131,11 +136,12 @@ impl PostgresTask {
 
     fn take_answer(&mut self, wait: Duration) -> Result<bool, Failure> {
         let Some(answer) = self.writer.poll(wait) else { return Ok(false) };
-        let Applied { rows, superseded, stale, ties, rejects, batch, .. } = answer?;
+        let Applied { rows, superseded, stale, ties, duplicates, rejects, batch, .. } = answer?;
         self.status.rows.add(rows);
         self.status.superseded.add(superseded);
         self.status.stale.add(stale);
         self.status.ties.add(ties);
+        self.status.duplicates.add(duplicates);
         self.spare.push(batch);
         if let Some(Some(kept)) = self.flying.pop_front() {
             for (index, reject) in rejects {
@@ -214,6 +220,10 @@ impl Task for PostgresTask {
         debug_assert!(chunk.is_empty(), "letters are kept here until the batch is settled");
         std::mem::swap(chunk, &mut self.letters);
         Ok(true)
+    }
+
+    fn committed(&mut self) {
+        self.writer.status().positions_committed();
     }
 
     fn abandon(&mut self) {

@@ -11,9 +11,9 @@ use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Error, Isolation, TopicInfo};
 use crate::record::TopicPartition;
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{CreateTopic, Guarantee, Node, NodeKind, Source, Start, Topology};
+use crate::topology::spec::{CreateTopic, Guarantee, Node, NodeKind, PostgresSink, Source, Start, Topology};
+use crate::topology::{REPLAY_WINDOW, duration_text};
 
-const DEAD_LETTER_RETENTION_MS: i64 = 14 * 24 * 3600 * 1000;
 /// A dead letter is its record plus what was wrong.
 const DEAD_LETTER_ROOM: usize = 64 * 1024;
 
@@ -207,6 +207,38 @@ fn limits(topology: &Topology, admin: &Admin) -> Option<Problem> {
     })
 }
 
+/// Where the ledger of a stage forgets ids earlier than their events may come again: from the topics that it reads, and
+/// as dead letters from there. Blocks.
+pub fn ledger_problems(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<Vec<String>, Failure> {
+    let StageKind::Postgres { sink, .. } = &stage.kind else { return Ok(Vec::new()) };
+    let NodeKind::PostgresSink(PostgresSink { dedupe: Some(ledger), .. }) = &plan.topology.nodes[sink.0].kind else {
+        return Ok(Vec::new());
+    };
+    let infos = describe(admin, &plan.reads(stage).into_iter().collect())?;
+    let short = infos.into_iter().filter_map(|(topic, info)| {
+        let kept = u64::try_from(info.retention_ms).ok().map(Duration::from_millis);
+        let needed = kept.map(|kept| kept + REPLAY_WINDOW);
+        if needed.is_some_and(|needed| ledger.retention >= needed) {
+            return None;
+        }
+        let (has, cure) = match needed {
+            Some(needed) => {
+                let cure = format!("a retention of {} outlasts both", duration_text(needed));
+                (format!("retention.ms = {}", info.retention_ms), cure)
+            }
+            None => ("no end of its retention".to_owned(), "do not reset the group further back than that".to_owned()),
+        };
+        Some(format!(
+            "the ledger {} forgets an event after {}, but topic {topic:?} has {has} and its dead letters may be replayed \
+             for {}: what comes again after that has its effect again, or is rejected; {cure}",
+            ledger.table,
+            duration_text(ledger.retention),
+            duration_text(REPLAY_WINDOW),
+        ))
+    });
+    Ok(short.collect())
+}
+
 /// Makes declared topics; answers their names.
 fn create(missing: &[(&str, &str, &CreateTopic)], admin: &Admin) -> Result<BTreeSet<String>, Failure> {
     for (sink, topic, create) in missing {
@@ -229,7 +261,7 @@ fn dead_letter_topic(
     let partitions = read.iter().map(|info| info.partitions).max().unwrap_or(1);
     let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
     let mut config = BTreeMap::from([
-        ("retention.ms".to_owned(), DEAD_LETTER_RETENTION_MS.to_string()),
+        ("retention.ms".to_owned(), REPLAY_WINDOW.as_millis().to_string()),
         ("max.message.bytes".to_owned(), (largest + DEAD_LETTER_ROOM).to_string()),
         // A record that is rejected for its time keeps that time.
         ("message.timestamp.before.max.ms".to_owned(), i64::MAX.to_string()),

@@ -35,6 +35,9 @@ pub trait Task: Send {
         Ok(true)
     }
 
+    /// The positions of a sealed batch were committed.
+    fn committed(&mut self) {}
+
     /// Forgets what was taken and has no effect yet: the records come again.
     fn abandon(&mut self) {}
 }

@@ -14,6 +14,7 @@ use crate::clock::Clock;
 use crate::operator::row::{Mapped, RowMapper};
 use crate::operator::{Environment, Pipeline};
 use crate::record::{Headers, Input, Offset};
+use crate::reject::Reject;
 use crate::topology::plan::{Plan, StageKind};
 use crate::topology::spec::{NodeId, NodeKind, OnError, TestCase, TestInput, Topology};
 
@@ -126,6 +127,7 @@ impl<'p> Job<'p> {
                 let node = &topology.nodes[sink.0];
                 let NodeKind::PostgresSink(postgres) = &node.kind else { return None };
                 let mapper = RowMapper::new(&node.name, postgres, plan.formats(stage), None);
+                let mapper = mapper.with_events(plan, stage, &topic_ids(topology));
                 Some(PostgresStage { sink: *sink, topics: plan.reads(stage), mapper, table: Table::default() })
             }
         });
@@ -219,9 +221,18 @@ impl<'p> Job<'p> {
         for stage in self.stages.iter_mut().filter(|stage| stage.topics.contains(&record.topic)) {
             let node = &self.plan.topology.nodes[stage.sink.0];
             let NodeKind::PostgresSink(sink) = &node.kind else { continue };
-            match (stage.mapper.map(&record.input()), node.on_error) {
-                (Ok(Mapped::Row(row)), _) => stage.table.upsert(&sink.key, &row),
-                (Ok(Mapped::Ignored), _) | (Err(_), OnError::Skip) => {}
+            let input = record.input();
+            let written = match stage.mapper.map(&input) {
+                Ok(Mapped::Row(row)) => stage.table.write(sink, &row).map_err(|message| Reject {
+                    node: node.name.clone(),
+                    reason: "column",
+                    message,
+                }),
+                Ok(Mapped::Ignored) => Ok(()),
+                Err(reject) => Err(reject),
+            };
+            match (written, node.on_error) {
+                (Ok(()), _) | (Err(_), OnError::Skip) => {}
                 (Err(reject), OnError::Reject) => self.letters.push(Letter {
                     node: reject.node,
                     reason: reject.reason.to_owned(),

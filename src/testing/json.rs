@@ -33,6 +33,14 @@ impl PartialEq for Number {
 
 impl Eq for Number {}
 
+impl Number {
+    /// An integer and the power of ten that it is multiplied by.
+    fn scaled(&self) -> Option<(i128, i64)> {
+        let (digits, scale) = self.canonical.split_once('e').unwrap_or((&self.canonical, "0"));
+        Some((digits.parse().ok()?, scale.parse().ok()?))
+    }
+}
+
 impl Tree {
     /// Reads JSON text; `None` where it is none, or deeper than 128 levels.
     pub fn parse(text: &[u8]) -> Option<Tree> {
@@ -61,6 +69,35 @@ impl Tree {
                 Tree::Number(Number { written: text.to_owned(), canonical })
             }
         })
+    }
+
+    /// The number that a number is, or that a string holds.
+    pub fn as_number(&self) -> Option<Tree> {
+        match self {
+            Tree::Number(_) => Some(self.clone()),
+            Tree::String(text) if Decimal::parse(text).is_some() => Tree::parse(text.as_bytes()),
+            _ => None,
+        }
+    }
+
+    /// The exact sum of two numbers; none where one is no number or the sum has more than 38 digits.
+    pub fn plus(&self, other: &Tree) -> Option<Tree> {
+        let (Tree::Number(a), Tree::Number(b)) = (self, other) else { return None };
+        let ((a, a_scale), (b, b_scale)) = (a.scaled()?, b.scaled()?);
+        let scale = a_scale.min(b_scale);
+        let at = |number: i128, from: i64| number.checked_mul(10i128.checked_pow(u32::try_from(from - scale).ok()?)?);
+        let sum = at(a, a_scale)?.checked_add(at(b, b_scale)?)?;
+        let (sign, digits) = (if sum < 0 { "-" } else { "" }, sum.unsigned_abs().to_string());
+        let text = match usize::try_from(-scale) {
+            Ok(0) => digits,
+            Ok(behind) => {
+                let digits = format!("{digits:0>width$}", width = behind + 1);
+                let (whole, fraction) = digits.split_at(digits.len() - behind);
+                format!("{whole}.{fraction}")
+            }
+            Err(_) => format!("{digits}e{scale}"),
+        };
+        Tree::parse(format!("{sign}{text}").as_bytes())
     }
 
     /// The text, compact, members by name, numbers as they were written.
@@ -162,6 +199,18 @@ mod tests {
         assert_ne!(tree("null"), tree("0"));
         assert_eq!(Tree::parse(b"{"), None);
         assert_eq!(Tree::parse(&b"[".repeat(100_000)), None);
+    }
+
+    #[test]
+    fn sums_are_exact() {
+        let sum = |a: &str, b: &str| tree(a).plus(&tree(b)).map(|sum| sum.text());
+        assert_eq!(sum("0.1", "0.2").as_deref(), Some("0.3"));
+        assert_eq!(sum("9007199254740993", "9007199254740993").as_deref(), Some("18014398509481986"));
+        assert_eq!(sum("19.90", "-20").as_deref(), Some("-0.1"));
+        assert_eq!(sum("1e3", "2e3").as_deref(), Some("3e3"));
+        assert_eq!(sum("1e60", "1"), None);
+        assert_eq!(sum("\"1\"", "1"), None);
+        assert_eq!(tree("\"1\"").as_number().and_then(|n| n.plus(&tree("1"))).unwrap().text(), "2");
     }
 
     #[test]

@@ -147,6 +147,31 @@ fn on_error_rejects_skips_or_stops() {
     assert_eq!(stopped.differences, [difference("out", "record 1 of 1", Some("a record"), None)]);
 }
 
+/// The report of a sink that has `settings` and no version, of three records of which two are the same event.
+fn report_of(settings: &str, rows: &str) -> TestReport {
+    report(&format!(
+        "event_id = \".e\"\n[sinks.rows]\ntype = \"postgres\"\ninputs = [\"in\"]\n\
+         url = \"postgres://localhost/x\"\ntable = \"t\"\n{settings}\n[[tests]]\nname = \"x\"\n\
+         inputs = [{{ source = \"in\", value = {{ e = 1, id = \"a\", n = 0.1, name = \"x\" }} }}, \
+         {{ source = \"in\", value = {{ e = 2, id = \"a\", n = 0.2 }} }}, \
+         {{ source = \"in\", value = {{ e = 1, id = \"a\", n = 0.1, name = \"x\" }} }}]\n\
+         outputs = [{{ sink = \"rows\", rows = {rows} }}, {{ sink = \"dead_letters\", records = [] }}]\n"
+    ))
+}
+
+#[test]
+fn each_mode_and_the_ledger_do_to_the_table_what_they_do_to_postgres() {
+    let dedupe = "dedupe = { table = \"seen\", retention = \"14d\" }";
+    let insert = "mode = \"insert\"\n";
+    let rows = |rows: &str| report_of(&format!("{insert}{dedupe}"), rows).differences;
+    assert_eq!(rows("[{ n = 0.1, name = \"x\" }, { n = 0.2 }]"), []);
+    assert_eq!(report_of(insert, "[{ n = 0.1 }, { n = 0.2 }, { n = 0.1 }]").differences, []);
+    let add = format!("mode = \"add\"\nkey = [\"id\"]\n{dedupe}");
+    assert_eq!(report_of(&add, "[{ id = \"a\", n = 0.3 }]").differences, []);
+    let update = "mode = \"update\"\nkey = [\"id\"]\n";
+    assert_eq!(report_of(update, "[]").differences, [], "there is no row to update");
+}
+
 #[test]
 fn each_test_begins_with_nothing() {
     let test = "[[tests]]\nname = \"NAME\"\ninputs = [{ source = \"in\", value = { id = 1, version = 1 } }]\n\

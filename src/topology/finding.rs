@@ -82,6 +82,14 @@ codes! {
     TRANSACTION_TIMEOUT "transaction-timeout" "`transaction_timeout` is not below `session_timeout`, or above what \
      brokers accept by default."
     SESSION_TIMEOUT "session-timeout" "`session_timeout` is outside what brokers accept by default."
+    MODE_SETTING "mode-setting" "A setting of a Postgres sink that its `mode` has no use for."
+    REDELIVERY "redelivery" "A Postgres sink in which a batch that a crash delivers again has its effect again: no \
+     version, no ledger, and progress in Kafka."
+    LEDGER_IDENTITY "ledger-identity" "A ledger of events that have no identity of their own: a source without \
+     `event_id`."
+    LEDGER_LAYOUT "ledger-layout" "How the ledger of a sink is laid out: in partitions by time, or flat."
+    SHARED_LEDGER "shared-ledger" "Two sinks with one ledger: each would pass over what the other has seen."
+    LEDGER_RETENTION "ledger-retention" "What the retention of a ledger has to outlast."
     MISSING_DELETED "missing-deleted" "`delete_when` or `tombstones = \"delete\"` without a `deleted` column to mark \
      the row with."
     COLUMN_CLASH "column-clash" "One column in two roles."

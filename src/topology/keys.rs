@@ -292,21 +292,35 @@ pub const CREATE: Section = Section {
 
 pub const POSTGRES_SINK: Section = Section {
     title: "`[sinks.NAME]`, `type = \"postgres\"`",
-    doc: "Keeps a table right by version-guarded upserts: a row is replaced, in full, when a higher version comes. It \
-     is a stage of its own, in the consumer group `<name>.<sink>`. The table is never made by semel; without it `run` \
-     prints a fitting CREATE TABLE. Each column with a top-level member of its name is written; absent means NULL.",
+    doc: "Writes records to a table, by default in version-guarded upserts: a row is replaced, in full, when a higher \
+     version comes. It is a stage of its own, in the consumer group `<name>.<sink>`. The table is never made by \
+     semel; without it `run` prints a fitting CREATE TABLE. Each column with a top-level member of its name is \
+     written; absent means NULL.",
     keys: &[
         key("type", "`\"postgres\"`", "required", TYPE),
         key("inputs", "names", "required", "Kafka sinks and sources of this file: their topics are read"),
         key("url", "a connection URL", "required", "such as `\"${DATABASE_URL}\"`; keep passwords out of the file"),
         key("table", "`table` or `schema.table`", "required", "the table"),
-        key("key", "column names", "required", "the columns of its primary key or of a unique index"),
+        key(
+            "mode",
+            "`\"upsert\"`, `\"insert\"`, `\"add\"` or `\"update\"`",
+            "\"upsert\"",
+            "what a record does: `upsert` inserts or replaces the row of its key; `insert` adds a row, always; `add` \
+             adds its numbers to the row of its key; `update` replaces the row of its key where there is one and it \
+             differs",
+        ),
+        key(
+            "key",
+            "column names",
+            "required, but for `insert`",
+            "the columns of its primary key or of a unique index; `insert` has none",
+        ),
         key(
             "version",
             "a column name",
-            "required",
+            "required for `upsert`",
             "an integer column, NOT NULL; the guard is `WHERE t.version < excluded.version`, of equal versions the \
-             first wins",
+             first wins. `update` may have one, `insert` and `add` have none",
         ),
         key(
             "deleted",
@@ -334,7 +348,13 @@ pub const POSTGRES_SINK: Section = Section {
             "what happens to a null value; `delete` needs a key of one column, which the record's key fills, and a \
              version made of metadata",
         ),
-        key("mode", "`\"upsert\"`", "\"upsert\"", "what a record does to the table"),
+        key(
+            "dedupe",
+            "a table",
+            "",
+            "a ledger of event ids in the same database transaction: what a producer or a redelivery brings again has \
+             no effect; needs an `event_id` at the sources",
+        ),
         key(
             "progress",
             "`\"kafka\"`",
@@ -352,6 +372,21 @@ pub const POSTGRES_SINK: Section = Section {
              records",
         ),
         ON_ERROR,
+    ],
+};
+
+pub const LEDGER: Section = Section {
+    title: "`dedupe = { … }`",
+    doc: "The ledger of a Postgres sink: the event ids that had their effect. A table of its own for each sink, in daily \
+     partitions by the time in the ids where the sources declare `event_time`, else flat.",
+    keys: &[
+        key("table", "`table` or `schema.table`", "required", "the ledger; its partitions are made by semel"),
+        key(
+            "retention",
+            "a duration from 1h",
+            "required",
+            "how long an id is remembered: longer than anything may come again",
+        ),
     ],
 };
 
@@ -396,7 +431,12 @@ pub const TEST_OUTPUT: Section = Section {
     keys: &[
         key("sink", "a sink's name or `dead_letters`", "required", "whose output"),
         key("records", "an array of tables", "", "all its records, in order; only keys that are given are compared"),
-        key("rows", "an array of tables", "", "the live rows sorted by key; columns that are given are compared"),
+        key(
+            "rows",
+            "an array of tables",
+            "",
+            "the live rows sorted by key (in `insert` as they came); columns that are given are compared",
+        ),
         key(
             "deleted",
             "keys",
@@ -448,6 +488,7 @@ pub const SECTIONS: &[&Section] = &[
     &KAFKA_SINK,
     &CREATE,
     &POSTGRES_SINK,
+    &LEDGER,
     &TEST,
     &TEST_INPUT,
     &TEST_OUTPUT,

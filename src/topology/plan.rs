@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::load::UNMATCHED;
-use super::spec::{Format, Guarantee, NodeId, NodeKind, Port, Topology};
+use super::spec::{Format, Guarantee, NodeId, NodeKind, Once, Port, PostgresSink, Source, Topology};
 
 /// What a topology becomes when it runs.
 #[derive(Clone, Debug)]
@@ -143,6 +143,19 @@ impl Topology {
         format!("{}.dead-letters", self.name)
     }
 
+    /// The sources that a node's records come from; one may come several times.
+    pub fn sources_of(&self, id: NodeId) -> impl Iterator<Item = &Source> {
+        let (mut waiting, mut sources) = (vec![id], Vec::new());
+        while let Some(id) = waiting.pop() {
+            let node = &self.nodes[id.0];
+            if let NodeKind::Source(source) = &node.kind {
+                sources.push(source);
+            }
+            waiting.extend(node.inputs.iter().map(|port| port.node));
+        }
+        sources.into_iter()
+    }
+
     /// The topics of a source, the topic of a Kafka sink, else none.
     pub fn topics(&self, id: NodeId) -> Vec<String> {
         match &self.nodes[id.0].kind {
@@ -267,11 +280,7 @@ fn postgres_edges(topology: &Topology, stage: &Stage, sink: NodeId, inputs: &[No
         Guarantee::AtMostOnce => {
             (EdgeGuarantee::AtMostOnce, "positions are committed before rows are written; a crash between loses them")
         }
-        Guarantee::ExactlyOnce | Guarantee::AtLeastOnce => (
-            EdgeGuarantee::EffectivelyOnce,
-            "a batch that a crash delivers again meets the version guard; as long as the database keeps an \
-             acknowledged COMMIT",
-        ),
+        Guarantee::ExactlyOnce | Guarantee::AtLeastOnce => postgres_promise(postgres),
     };
     let mut edges = Vec::new();
     for topic in inputs.iter().flat_map(|id| topology.topics(*id)) {
@@ -287,6 +296,30 @@ fn postgres_edges(topology: &Topology, stage: &Stage, sink: NodeId, inputs: &[No
     };
     edges.push(edge(EdgeEnd::Rejects, EdgeEnd::Topic(topology.dead_letters()), guarantee, by));
     edges
+}
+
+fn postgres_promise(sink: &PostgresSink) -> (EdgeGuarantee, &'static str) {
+    match sink.once_by() {
+        Some(Once::Version) => (
+            EdgeGuarantee::EffectivelyOnce,
+            "a batch that a crash delivers again meets the version guard; as long as the database keeps an \
+             acknowledged COMMIT",
+        ),
+        Some(Once::Ledger) => (
+            EdgeGuarantee::EffectivelyOnce,
+            "an event that is delivered or sent again meets its id in the ledger, which is written with the rows; as \
+             long as the database keeps an acknowledged COMMIT and the ledger the id",
+        ),
+        Some(Once::Progress) => (
+            EdgeGuarantee::ExactlyOnce,
+            "one database transaction holds rows, positions and dead letters; also after the database went back in \
+             time",
+        ),
+        None => (
+            EdgeGuarantee::AtLeastOnce,
+            "rows are committed before their positions; a batch that a crash delivers again has its effect again",
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -342,5 +375,26 @@ mod tests {
                 (EdgeEnd::Rejects, topic("t.dead-letters"), EdgeGuarantee::ExactlyOnce),
             ]
         );
+    }
+
+    #[test]
+    fn an_edge_to_a_table_says_what_keeps_effects_from_doubling() {
+        let guarantee = |settings: &str| {
+            let plan = Plan::new(topology(&format!(
+                "[sources.in]\ntype = \"kafka\"\ntopics = [\"a\"]\nevent_id = \".id\"\n[sinks.rows]\ntype = \"postgres\"\n\
+                 inputs = [\"in\"]\nurl = \"postgres://localhost/x\"\ntable = \"t\"\n{settings}"
+            )));
+            let edge = plan.edges.iter().find(|edge| edge.to == EdgeEnd::Table("t".into())).unwrap();
+            (edge.guarantee, edge.by.clone())
+        };
+        let dedupe = "dedupe = { table = \"seen\", retention = \"21d\" }\n";
+        let (insert, by) = guarantee("mode = \"insert\"\n");
+        assert_eq!(insert, EdgeGuarantee::AtLeastOnce);
+        assert!(by.contains("has its effect again"), "{by}");
+        assert_eq!(guarantee("mode = \"update\"\nkey = [\"id\"]\n").0, EdgeGuarantee::AtLeastOnce);
+        let (insert, by) = guarantee(&format!("mode = \"insert\"\n{dedupe}"));
+        assert_eq!(insert, EdgeGuarantee::EffectivelyOnce);
+        assert!(by.contains("meets its id in the ledger"), "{by}");
+        assert_eq!(guarantee(&format!("mode = \"add\"\nkey = [\"id\"]\n{dedupe}")).0, EdgeGuarantee::EffectivelyOnce);
     }
 }

@@ -112,6 +112,13 @@ pub struct Source {
     pub start: Start,
 }
 
+impl Source {
+    /// A topic as it is, from its beginning: events have the identity and the time that their records carry.
+    pub fn plain(topic: &str, format: Format) -> Source {
+        Source { topics: vec![topic.to_owned()], format, event_id: None, event_time: None, start: Start::Earliest }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Json,
@@ -162,14 +169,18 @@ pub struct PostgresSink {
     pub url: String,
     /// `table` or `schema.table`.
     pub table: String,
+    pub mode: Mode,
+    /// Empty where every record is a row of its own.
     pub key: Vec<String>,
-    pub version: String,
+    /// The guard: a row is only touched by a record of a higher version.
+    pub version: Option<String>,
     pub deleted: Option<String>,
     pub delete_when: Option<Program>,
     /// Columns made by an expression instead of taken from the member of their name.
     pub columns: Vec<(String, Program)>,
     pub unknown_fields: UnknownFields,
     pub tombstones: SinkTombstones,
+    pub dedupe: Option<Ledger>,
     pub progress: Progress,
     pub batch_rows: usize,
     pub batch_bytes: u64,
@@ -177,6 +188,64 @@ pub struct PostgresSink {
     pub prepared: bool,
     /// Stops the stage when more records than this a minute are rejected.
     pub max_rejects_per_minute: u64,
+}
+
+/// What a record does to the table of a Postgres sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Inserts the row of its key, or replaces it in full.
+    Upsert,
+    /// Adds a row.
+    Insert,
+    /// Adds its numbers to those of the row of its key.
+    Add,
+    /// Replaces the row of its key where there is one and it differs.
+    Update,
+}
+
+impl Mode {
+    /// Every mode with the word for it in the file.
+    pub const WORDS: [(&'static str, Mode); 4] =
+        [("upsert", Mode::Upsert), ("insert", Mode::Insert), ("add", Mode::Add), ("update", Mode::Update)];
+
+    /// As the file writes it.
+    pub fn as_str(self) -> &'static str {
+        Mode::WORDS.iter().find(|(_, mode)| *mode == self).expect("every mode has a word").0
+    }
+}
+
+/// The table of the event ids that had their effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    /// `table` or `schema.table`.
+    pub table: String,
+    /// How long an id is remembered.
+    pub retention: Duration,
+}
+
+impl PostgresSink {
+    /// What keeps the effect of a record from being there twice, the strongest first; none where nothing does.
+    pub fn once_by(&self) -> Option<Once> {
+        match self {
+            PostgresSink { progress: Progress::Postgres, .. } => Some(Once::Progress),
+            PostgresSink { dedupe: Some(_), .. } => Some(Once::Ledger),
+            PostgresSink { version: Some(_), .. } => Some(Once::Version),
+            _ => None,
+        }
+    }
+
+    /// Whether rows are marked as deleted.
+    pub fn deletes(&self) -> bool {
+        self.deleted.is_some() || self.delete_when.is_some() || self.tombstones == SinkTombstones::Delete
+    }
+}
+
+/// What keeps a redelivered record from having its effect again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Once {
+    Version,
+    Ledger,
+    Progress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,6 +264,8 @@ pub enum SinkTombstones {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     Kafka,
+    /// Beside the rows, in the same database transaction.
+    Postgres,
 }
 
 /// A `[[tests]]` case.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::expr::{Role, compile};
 use crate::record::{Headers, Offset};
-use crate::topology::spec::Progress;
+use crate::topology::spec::{Mode, Progress};
 
 fn program(source: &str, role: Role) -> Program {
     compile(source, role).unwrap_or_else(|e| panic!("{source}: {e:?}")).0
@@ -11,13 +11,15 @@ fn sink() -> PostgresSink {
     PostgresSink {
         url: String::new(),
         table: "t".into(),
+        mode: Mode::Upsert,
         key: vec!["id".into()],
-        version: "version".into(),
+        version: Some("version".into()),
         deleted: None,
         delete_when: None,
         columns: Vec::new(),
         unknown_fields: UnknownFields::Ignore,
         tombstones: SinkTombstones::Reject,
+        dedupe: None,
         progress: Progress::Kafka,
         batch_rows: 1000,
         batch_bytes: 1 << 20,
@@ -56,7 +58,7 @@ fn mapped(sink: &PostgresSink, columns: Option<&[&str]>, key: Option<&str>, valu
         Ok(Mapped::Row(row)) => {
             let text = |cell: &Cell<'_>| cell.as_ref().map_or("-".into(), |c| String::from_utf8_lossy(c).into_owned());
             let cells: Vec<String> = row.cells.iter().map(|(name, cell)| format!("{name}={}", text(cell))).collect();
-            format!("{}{} {}", row.version, if row.deleted { " deleted" } else { "" }, cells.join(" "))
+            format!("{}{} {}", row.version.unwrap(), if row.deleted { " deleted" } else { "" }, cells.join(" "))
         }
     }
 }
@@ -186,6 +188,6 @@ fn records_of_text_have_columns_by_expressions() {
     let mut mapper = RowMapper::new("sink", &sink, formats, Some(columns.to_vec()));
     let record = input(Some("k"), Some("a \"line\""));
     let Ok(Mapped::Row(row)) = mapper.map(&record) else { panic!("no row") };
-    assert_eq!(row.version, 42);
+    assert_eq!(row.version, Some(42));
     assert_eq!(row.cells[2].1.as_deref(), Some(&br#""a \"line\"""#[..]));
 }

@@ -397,6 +397,7 @@ impl Worker {
             ToWorker::Committed(batch) => {
                 if let Some(sealed) = state.progress.committed(batch) {
                     state.passed(&sealed.positions);
+                    state.task.committed();
                 }
             }
             ToWorker::Report { epoch, cause } if epoch == state.progress.epoch() => {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::layout::{Layout, Type};
 use super::value::{Arena, Value, convert};
+use crate::ids::EventId;
 use crate::operator::row::Row;
 use crate::reject::Reject;
 
@@ -20,12 +21,14 @@ pub struct Batch {
     layout: Arc<Layout>,
     /// One stride of columns a row.
     values: Vec<Value>,
+    /// The event of each row; empty where rows come without.
+    ids: Vec<EventId>,
     pub(super) arena: Arena,
 }
 
 impl Batch {
     pub fn new(layout: Arc<Layout>) -> Batch {
-        Batch { layout, values: Vec::new(), arena: Arena::default() }
+        Batch { layout, values: Vec::new(), ids: Vec::new(), arena: Arena::default() }
     }
 
     /// An empty batch of the same table.
@@ -51,21 +54,19 @@ impl Batch {
             self.arena.rewind(mark);
             return Err(Reject { node: self.layout.node.clone(), reason, message });
         }
+        self.ids.extend(row.id);
         Ok(index)
     }
 
     fn convert_row(&mut self, row: &Row<'_>, start: usize) -> Result<(), (&'static str, String)> {
-        let Batch { layout, values, arena } = self;
+        let Batch { layout, values, arena, .. } = self;
         // Another number would shift the values of all rows behind it.
         assert_eq!(row.cells.len(), layout.columns.len(), "a mapper for another table");
         for (at, (column, (_, cell))) in layout.columns.iter().zip(&row.cells).enumerate() {
             let key = layout.key.contains(&at);
-            let value = if at == layout.version {
-                version(row.version, &column.ty).ok_or_else(|| {
-                    (
-                        "version",
-                        format!("version {} is out of range for {} {}", row.version, column.name, column.ty.name()),
-                    )
+            let value = if let Some(number) = row.version.filter(|_| Some(at) == layout.version) {
+                version(number, &column.ty).ok_or_else(|| {
+                    ("version", format!("version {number} is out of range for {} {}", column.name, column.ty.name()))
                 })?
             } else if Some(at) == layout.deleted {
                 Value::Bool(row.deleted)
@@ -116,6 +117,7 @@ impl Batch {
     /// Empties the batch; its buffers stay.
     pub fn clear(&mut self) {
         self.values.clear();
+        self.ids.clear();
         self.arena.clear();
     }
 
@@ -128,11 +130,17 @@ impl Batch {
         &self.values[index as usize * stride..][..stride]
     }
 
+    /// The version of a row; the same for all rows where there is no guard.
     pub(super) fn version(&self, index: u32) -> i64 {
-        match self.row(index)[self.layout.version] {
-            Value::Int(version) => version,
+        match self.layout.version.map(|at| self.row(index)[at]) {
+            Some(Value::Int(version)) => version,
             _ => i64::MIN,
         }
+    }
+
+    /// The event of a row, where rows come with one.
+    pub(super) fn id(&self, index: u32) -> Option<EventId> {
+        self.ids.get(index as usize).copied()
     }
 
     /// Whether the row is a tombstone.
@@ -173,6 +181,7 @@ fn shown(json: &[u8]) -> Cow<'_, str> {
 mod tests {
     use super::super::layout::Column;
     use super::*;
+    use crate::topology::spec::Mode;
 
     fn layout() -> Arc<Layout> {
         let column =
@@ -187,8 +196,9 @@ mod tests {
                 column("amount", Type::Int4, true),
                 column("deleted", Type::Bool, true),
             ],
+            mode: Mode::Upsert,
             key: vec![0],
-            version: 1,
+            version: Some(1),
             deleted: Some(3),
         })
     }
@@ -201,7 +211,7 @@ mod tests {
             ("amount".into(), cell(amount)),
             ("deleted".into(), None),
         ];
-        Row { version, deleted: false, cells }
+        Row { id: None, version: Some(version), deleted: false, cells }
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub struct Server {
 /// A table, or what the user took for one.
 #[derive(Clone, Debug)]
 pub struct Table {
+    pub oid: u32,
     pub schema: String,
     pub name: String,
     /// `r` table, `p` partitioned table, `v` view, `m` materialized view, `f` foreign table.
@@ -105,6 +106,7 @@ impl Table {
         let Some(row) = found.first() else { return Ok(None) };
         let oid: u32 = row.get(0);
         Ok(Some(Table {
+            oid,
             schema: row.get(1),
             name: row.get(2),
             kind: row.get(3),
@@ -249,6 +251,25 @@ async fn before_row(connection: &Connection, oid: u32, events: i16) -> Result<Ve
                AND tgtype & 3 = 3 AND tgtype & $2 <> 0 ORDER BY 1";
     let found = rows(connection, sql, &[(&oid, Pg::OID), (&events, Pg::INT2)]).await?;
     Ok(found.iter().map(|r| r.get(0)).collect())
+}
+
+/// What this session may not do to a ledger, in words.
+pub async fn missing_ledger_rights(connection: &Connection, oid: u32, partitioned: bool) -> Result<Vec<String>, Error> {
+    let sql = "SELECT array_remove(ARRAY[ \
+                 CASE WHEN NOT has_table_privilege($1, 'SELECT') THEN 'SELECT' END, \
+                 CASE WHEN NOT has_table_privilege($1, 'INSERT') THEN 'INSERT' END, \
+                 CASE WHEN NOT has_table_privilege($1, 'DELETE') THEN 'DELETE' END, \
+                 CASE WHEN $2 AND NOT pg_has_role(relowner, 'USAGE') THEN 'own it, to attach partitions' END, \
+                 CASE WHEN $2 AND NOT has_schema_privilege(relnamespace, 'CREATE') \
+                      THEN 'CREATE in its schema, to make partitions' END], NULL) FROM pg_class WHERE oid = $1";
+    let found = rows(connection, sql, &[(&oid, Pg::OID), (&partitioned, Pg::BOOL)]).await?;
+    Ok(found.first().map_or_else(Vec::new, |row| row.get(0)))
+}
+
+/// Whether a partitioned table has a partition for whatever fits no other.
+pub async fn has_default_partition(connection: &Connection, oid: u32) -> Result<bool, Error> {
+    let sql = "SELECT EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = $1 AND partdefid <> 0)";
+    Ok(rows(connection, sql, &[(&oid, Pg::OID)]).await?[0].get(0))
 }
 
 async fn rows(

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::layout::quoted;
-use crate::topology::spec::{ExpectedValue, NodeId, PostgresSink, TestOutput, Topology};
+use crate::topology::spec::{ExpectedValue, Mode, NodeId, PostgresSink, TestOutput, Topology};
 
 /// A record's members by name.
 pub type Sample = Map<String, Value>;
@@ -44,12 +44,20 @@ pub fn create_table(sink: &PostgresSink, samples: &[Sample]) -> String {
     for key in &sink.key {
         columns.push((key.clone(), format!("{} NOT NULL", inferred(key, samples).unwrap_or("text"))));
     }
-    columns.push((sink.version.clone(), "bigint NOT NULL".into()));
+    columns.extend(sink.version.iter().map(|version| (version.clone(), "bigint NOT NULL".into())));
     let members = samples.iter().flat_map(|s| s.keys()).chain(sink.columns.iter().map(|(name, _)| name));
     for name in members {
-        if columns.iter().all(|(known, _)| known != name) && sink.deleted.as_ref() != Some(name) {
-            columns.push((name.clone(), inferred(name, samples).unwrap_or("text").into()));
+        if columns.iter().any(|(known, _)| known == name) || sink.deleted.as_ref() == Some(name) {
+            continue;
         }
+        let ty = match (sink.mode, inferred(name, samples)) {
+            (Mode::Add, Some(number @ ("bigint" | "numeric"))) => format!("{number} NOT NULL DEFAULT 0"),
+            (Mode::Add, None) => "bigint NOT NULL DEFAULT 0".into(),
+            // Nothing can be added to it.
+            (Mode::Add, Some(_)) => continue,
+            (_, ty) => ty.unwrap_or("text").into(),
+        };
+        columns.push((name.clone(), ty));
     }
     if let Some(deleted) = &sink.deleted {
         columns.push((deleted.clone(), "boolean NOT NULL DEFAULT false".into()));
@@ -57,15 +65,37 @@ pub fn create_table(sink: &PostgresSink, samples: &[Sample]) -> String {
     let table = sink.table.split('.').map(plain_or_quoted).collect::<Vec<_>>().join(".");
     let width = columns.iter().map(|(name, _)| plain_or_quoted(name).len()).max().unwrap_or(0);
     let mut sql = format!("CREATE TABLE {table} (\n");
-    for (name, ty) in &columns {
-        sql.push_str(&format!("    {:width$} {ty},\n", plain_or_quoted(name)));
+    let mut lines: Vec<String> =
+        columns.iter().map(|(name, ty)| format!("    {:width$} {ty}", plain_or_quoted(name))).collect();
+    if !sink.key.is_empty() {
+        let key = sink.key.iter().map(|k| plain_or_quoted(k)).collect::<Vec<_>>().join(", ");
+        lines.push(format!("    PRIMARY KEY ({key})"));
     }
     if samples.is_empty() {
-        sql.push_str("    -- a column for each member of the records that you want to keep\n");
+        sql.push_str(match sink.mode {
+            Mode::Add => "    -- a number for each member of the records that you want to add up\n",
+            Mode::Upsert | Mode::Insert | Mode::Update => {
+                "    -- a column for each member of the records that you want to keep\n"
+            }
+        });
     }
-    let key = sink.key.iter().map(|k| plain_or_quoted(k)).collect::<Vec<_>>().join(", ");
-    sql.push_str(&format!("    PRIMARY KEY ({key})\n);"));
-    sql
+    sql + &lines.join(",\n") + "\n);"
+}
+
+/// The statement for a ledger: in partitions by the time in its ids, or flat.
+pub fn create_ledger(name: &str, timed: bool) -> String {
+    let parts: Vec<String> = name.split('.').map(plain_or_quoted).collect();
+    let table = parts.join(".");
+    if timed {
+        return format!(
+            "CREATE TABLE {table} (\n    event_id uuid PRIMARY KEY\n) PARTITION BY RANGE (event_id);\n\
+             -- its partitions, a day each, are made and dropped by semel"
+        );
+    }
+    format!(
+        "CREATE TABLE {table} (\n    event_id uuid PRIMARY KEY,\n    seen_at  timestamptz NOT NULL DEFAULT now()\n);\n\
+         CREATE INDEX ON {table} USING brin (seen_at);"
+    )
 }
 
 /// The type that holds all of a member's sample values.

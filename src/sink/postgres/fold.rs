@@ -1,13 +1,15 @@
-//! One row a key: within a batch, the first of the highest version wins. That gives the table that applying record by
-//! record under the guard `table.version < new.version` gives.
+//! Which rows of a batch are written. Under a guard one row a key, the first of the highest version: that gives the
+//! table that applying record by record under the guard `table.version < new.version` gives. Without one the last row
+//! of a key; where rows are inserted or added, all of them.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
 use super::batch::Batch;
 use super::value::Value;
+use crate::topology::spec::Mode;
 
-/// The rows of a batch grouped by key. Keys are sorted, so that all writers lock rows in one order.
+/// Rows of a batch grouped by key. Keys are sorted, so that all writers lock rows in one order.
 #[derive(Debug)]
 pub struct Folded {
     /// Row indexes: keys ascending, within a key the winner first, then the order in which others take its place.
@@ -19,7 +21,7 @@ pub struct Folded {
 /// How a row that was not written stands to the one that was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Folding {
-    /// Of a lower version.
+    /// Of a lower version; without versions an earlier one.
     Superseded,
     /// The same version and content: a redelivery.
     Repeated,
@@ -28,14 +30,18 @@ pub enum Folding {
 }
 
 impl Folded {
-    pub fn new(batch: &Batch) -> Folded {
-        let mut order: Vec<u32> = (0..batch.len() as u32).collect();
+    pub fn new(batch: &Batch, rows: &[u32]) -> Folded {
+        let layout = batch.layout();
+        let each = matches!(layout.mode, Mode::Insert | Mode::Add);
+        let last = layout.version.is_none() && !each;
+        let mut order: Vec<u32> = rows.to_vec();
         order.sort_unstable_by(|&a, &b| {
-            compare_keys(batch, a, b).then(batch.version(b).cmp(&batch.version(a))).then(a.cmp(&b))
+            let by_age = if last { b.cmp(&a) } else { a.cmp(&b) };
+            compare_keys(batch, a, b).then(batch.version(b).cmp(&batch.version(a))).then(by_age)
         });
         let mut candidates: Vec<(u32, u32)> = Vec::new();
         for at in 0..order.len() {
-            let same = at > 0 && compare_keys(batch, order[at - 1], order[at]) == Ordering::Equal;
+            let same = !each && at > 0 && compare_keys(batch, order[at - 1], order[at]) == Ordering::Equal;
             match candidates.last_mut() {
                 Some((_, end)) if same => *end = at as u32 + 1,
                 _ => candidates.push((at as u32, at as u32 + 1)),
@@ -44,7 +50,7 @@ impl Folded {
         Folded { order, candidates }
     }
 
-    /// The winners, sorted by key.
+    /// The rows to write, sorted by key.
     pub fn winners(&self) -> Vec<u32> {
         self.candidates.iter().map(|(at, _)| self.order[*at as usize]).collect()
     }
@@ -78,7 +84,11 @@ fn compare_rows(batch: &Batch, winner: u32, other: u32) -> Folding {
         return Folding::Superseded;
     }
     let mut columns = batch.row(winner).iter().zip(batch.row(other));
-    if columns.all(|(a, b)| compare(batch, *a, *b) == Ordering::Equal) { Folding::Repeated } else { Folding::Tie }
+    match columns.all(|(a, b)| compare(batch, *a, *b) == Ordering::Equal) {
+        true => Folding::Repeated,
+        false if batch.layout().version.is_none() => Folding::Superseded,
+        false => Folding::Tie,
+    }
 }
 
 fn compare_keys(batch: &Batch, a: u32, b: u32) -> Ordering {
@@ -114,6 +124,11 @@ mod tests {
     use crate::operator::row::Row;
 
     fn batch(rows: &[(&str, i64, &str)]) -> Batch {
+        batch_of(Mode::Upsert, rows)
+    }
+
+    /// Only an upsert takes the second column for a version.
+    fn batch_of(mode: Mode, rows: &[(&str, i64, &str)]) -> Batch {
         let column =
             |name: &str, ty| Column { name: name.into(), ty, required: false, default: None, may_be_filled: false };
         let layout = Layout {
@@ -125,25 +140,46 @@ mod tests {
                 column("version", Type::Int8),
                 column("text", Type::Text { max: None }),
             ],
+            mode,
             key: vec![0],
-            version: 1,
+            version: (mode == Mode::Upsert).then_some(1),
             deleted: None,
         };
         let mut batch = Batch::new(Arc::new(layout));
         for (id, version, text) in rows {
             let cell = |json: &str| Some(Cow::Owned(json.as_bytes().to_vec()));
-            let cells = vec![("id".into(), cell(id)), ("version".into(), None), ("text".into(), cell(text))];
-            let row = Row { version: *version, deleted: false, cells };
+            let number = version.to_string();
+            let cells = vec![("id".into(), cell(id)), ("version".into(), cell(&number)), ("text".into(), cell(text))];
+            let row = Row { id: None, version: (mode == Mode::Upsert).then_some(*version), deleted: false, cells };
             batch.push(&row).unwrap();
         }
         batch
+    }
+
+    fn folded(batch: &Batch) -> Folded {
+        Folded::new(batch, &(0..batch.len() as u32).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn without_a_guard_the_last_row_of_a_key_wins_or_all_do() {
+        let rows = [("2", 1, "1"), ("1", 9, "1"), ("1", 3, "2"), ("1", 3, "2")];
+        let updates = batch_of(Mode::Update, &rows);
+        assert_eq!(folded(&updates).winners(), [3, 0]);
+        let losers: Vec<_> = folded(&updates).losers(&updates).collect();
+        assert_eq!(losers, [Folding::Repeated, Folding::Superseded]);
+        let adds = batch_of(Mode::Add, &rows);
+        let mut each = folded(&adds);
+        assert_eq!(each.winners(), [1, 2, 3, 0], "by key, and within a key as they came");
+        assert_eq!(each.without(&HashSet::from([2])), [0; 0]);
+        assert_eq!(each.winners(), [1, 3, 0]);
+        assert_eq!(each.losers(&adds).count(), 0);
     }
 
     #[test]
     fn the_first_of_the_highest_version_wins() {
         let batch =
             batch(&[("1", 1, "\"a\""), ("1.0", 3, "\"b\""), ("1", 2, "\"c\""), ("10e-1", 3, "\"d\""), ("2", 1, "1")]);
-        let folded = Folded::new(&batch);
+        let folded = folded(&batch);
         assert_eq!(folded.winners(), [1, 4]);
         let mut losers: Vec<Folding> = folded.losers(&batch).collect();
         losers.sort_by_key(|f| *f as u8);
@@ -153,13 +189,13 @@ mod tests {
     #[test]
     fn a_repeated_record_is_no_tie() {
         let batch = batch(&[("1", 1, "\"a\""), ("1", 1, "\"a\"")]);
-        assert_eq!(Folded::new(&batch).losers(&batch).collect::<Vec<_>>(), [Folding::Repeated]);
+        assert_eq!(folded(&batch).losers(&batch).collect::<Vec<_>>(), [Folding::Repeated]);
     }
 
     #[test]
     fn a_rejected_winner_gives_way_to_the_next_of_its_key() {
         let batch = batch(&[("1", 1, "1"), ("1", 3, "2"), ("1", 2, "3"), ("2", 1, "4"), ("3", 1, "5")]);
-        let mut folded = Folded::new(&batch);
+        let mut folded = folded(&batch);
         assert_eq!(folded.winners(), [1, 3, 4]);
         assert_eq!(folded.without(&HashSet::from([1, 3])), [2]);
         assert_eq!(folded.winners(), [2, 4], "key 2 has no other row");

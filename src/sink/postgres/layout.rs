@@ -1,6 +1,7 @@
 //! The target table as the sink writes it: columns with their types, in the table's order.
 
 use crate::operator::row::ColumnSpec;
+use crate::topology::spec::Mode;
 
 /// The columns that the sink writes, and which of them are the key, the version and the tombstone flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,10 +12,11 @@ pub struct Layout {
     pub table: String,
     /// Quoted, for SQL: `"public"."orders"`.
     pub quoted_table: String,
+    pub mode: Mode,
     pub columns: Vec<Column>,
     /// Indexes into `columns`, in the order of the topology's `key`.
     pub key: Vec<usize>,
-    pub version: usize,
+    pub version: Option<usize>,
     pub deleted: Option<usize>,
 }
 
@@ -136,6 +138,11 @@ impl Type {
             Type::Enum { sql, .. } => Some(sql),
             _ => None,
         }
+    }
+
+    /// Whether sums of it are exact, whatever their order.
+    pub fn adds(&self) -> bool {
+        matches!(self, Type::Int2 | Type::Int4 | Type::Int8 | Type::Numeric { .. })
     }
 
     /// Whether `=` exists for it (`json` has none: it is compared as text).

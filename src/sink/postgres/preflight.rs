@@ -8,18 +8,20 @@ use super::connect::Connection;
 use super::create::{Sample, create_table, samples};
 use super::error::{Class, Error};
 use super::layout::{Column, Layout, Type, quoted};
+use super::ledger::LedgerTable;
 use super::problems::server_problems;
 use super::sql::Statements;
 use super::transaction::Transaction;
 use super::write::dry_run;
 use crate::error::{Exit, Failure};
-use crate::topology::spec::{NodeId, NodeKind, PostgresSink, Topology};
+use crate::topology::spec::{Mode, NodeId, NodeKind, PostgresSink, Topology};
 
 /// A sink whose database and table were found fit.
 #[derive(Clone, Debug)]
 pub struct Checked {
     pub address: Address,
     pub layout: Arc<Layout>,
+    pub ledger: Option<LedgerTable>,
     /// Sentences to show before the start.
     pub warnings: Vec<String>,
 }
@@ -35,7 +37,8 @@ pub struct Checked {
 pub fn preflight(topology: &Topology, sink: NodeId, group: &str) -> Result<Checked, Failure> {
     let node = &topology.nodes[sink.0];
     let NodeKind::PostgresSink(spec) = &node.kind else { panic!("{} is no Postgres sink", node.name) };
-    let subject = Subject { node: &node.name, sink: spec, samples: samples(topology, sink) };
+    let timed = topology.sources_of(sink).all(|source| source.event_time.is_some());
+    let subject = Subject { node: &node.name, sink: spec, timed, samples: samples(topology, sink) };
     let refused = |message: String| Failure::refused(format!("sink {}: {message}", node.name));
     let address = Address::parse(&spec.url, group).map_err(refused)?;
 
@@ -49,7 +52,7 @@ pub fn preflight(topology: &Topology, sink: NodeId, group: &str) -> Result<Check
         scope.spawn(check).join().unwrap_or_else(|_| Err(Error::Client("the check itself failed".into())))
     });
     match result {
-        Ok(Ok((layout, warnings))) => Ok(Checked { address, layout: Arc::new(layout), warnings }),
+        Ok(Ok(Fit { layout, ledger, warnings })) => Ok(Checked { address, layout: Arc::new(layout), ledger, warnings }),
         Ok(Err(problems)) => Err(refused(problems.join("\n"))),
         Err(error) => {
             let away = matches!(error, Error::Connection(_)) || error.class() == Some(Class::Transient);
@@ -61,12 +64,21 @@ pub fn preflight(topology: &Topology, sink: NodeId, group: &str) -> Result<Check
 
 /// A sink under examination.
 pub(super) struct Subject<'a> {
-    node: &'a str,
+    pub(super) node: &'a str,
     pub(super) sink: &'a PostgresSink,
+    /// All sources declare the time of their events, so that ids have one.
+    pub(super) timed: bool,
     samples: Vec<Sample>,
 }
 
-type Verdict = Result<(Layout, Vec<String>), Vec<String>>;
+/// What was found fit.
+struct Fit {
+    layout: Layout,
+    ledger: Option<LedgerTable>,
+    warnings: Vec<String>,
+}
+
+type Verdict = Result<Fit, Vec<String>>;
 
 impl Subject<'_> {
     async fn check(&self, address: &Address) -> Result<Verdict, Error> {
@@ -77,49 +89,57 @@ impl Subject<'_> {
             return Ok(Err(problems));
         }
         let name = &self.sink.table;
-        let Some(table) = Table::read(&connection, name).await? else {
-            let similar = similar_tables(&connection, name).await?;
-            return Ok(Err(vec![self.missing_table(address, &similar)]));
-        };
-        problems = self.table_problems(&table);
-        if !problems.is_empty() {
-            return Ok(Err(problems));
+        let table = Table::read(&connection, name).await?;
+        match &table {
+            Some(table) => problems.extend(self.table_problems(table)),
+            None => {
+                let similar = similar_tables(&connection, name).await?;
+                let create = create_table(self.sink, &self.samples);
+                problems.push(missing_table(name, address, &similar, &create));
+            }
         }
+        let mut warnings = Vec::new();
+        let mut ledger = None;
+        if let Some(spec) = &self.sink.dedupe {
+            let looked_at = self.ledger(&connection, spec, address).await?;
+            problems.extend(looked_at.problems);
+            warnings.extend(looked_at.warnings);
+            ledger = looked_at.ledger;
+        }
+        let Some(table) = table.filter(|_| problems.is_empty()) else { return Ok(Err(problems)) };
         let layout = self.layout(&table);
         let statements = Statements::new(&layout);
         // What no look at the catalog finds (rules, policies, what an extension added), the statement itself does.
         let transaction = Transaction::begin(&mut connection).await?;
         if let Err(error) = dry_run(transaction, &layout, &statements).await {
-            return match error {
-                Error::Server(e) if e.class != Class::Transient => {
-                    Ok(Err(vec![format!("table {name}: {}", e.message)]))
-                }
-                other => Err(other),
-            };
+            return refused_dry(name, error);
         }
-        let warnings = self.warnings(&server, &table);
+        if let Some(ledger) = &ledger {
+            let transaction = Transaction::begin(&mut connection).await?;
+            if let Err(error) = ledger.dry_run(transaction).await {
+                return refused_dry(&ledger.name, error);
+            }
+        }
+        warnings.extend(self.warnings(&server, &table));
         connection.close().await;
-        Ok(Ok((layout, warnings)))
-    }
-
-    fn missing_table(&self, address: &Address, similar: &[String]) -> String {
-        let name = &self.sink.table;
-        let hint = match similar {
-            [] => String::new(),
-            names => format!(" (there is {}; names are taken exactly as written)", names.join(", ")),
-        };
-        let create = create_table(self.sink, &self.samples);
-        format!("table {name} does not exist in {address}{hint}. One that fits:\n\n{create}\n")
+        Ok(Ok(Fit { layout, ledger, warnings }))
     }
 
     /// Whether the sink writes the column. What the database fills from a sequence is left to it unless it is named.
     pub(super) fn written(&self, column: &CatalogColumn) -> bool {
         let sink = self.sink;
-        let named = sink.key.contains(&column.name)
-            || sink.version == column.name
-            || sink.deleted.as_ref() == Some(&column.name)
-            || sink.columns.iter().any(|(name, _)| *name == column.name);
-        !column.generated && (named || !column.sequence)
+        let named = self.fixed(&column.name) || sink.columns.iter().any(|(name, _)| *name == column.name);
+        let taken = match sink.mode {
+            Mode::Upsert | Mode::Insert | Mode::Update => !column.sequence,
+            Mode::Add => !column.sequence && column.ty.as_ref().is_some_and(Type::adds),
+        };
+        !column.generated && (named || taken)
+    }
+
+    /// Whether the column is of the key, the version or the mark of deletion.
+    pub(super) fn fixed(&self, column: &String) -> bool {
+        let sink = self.sink;
+        sink.key.contains(column) || sink.version.as_ref() == Some(column) || sink.deleted.as_ref() == Some(column)
     }
 
     /// Of a table without problems.
@@ -128,12 +148,13 @@ impl Subject<'_> {
         let written: Vec<&CatalogColumn> = table.columns.iter().filter(|c| self.written(c)).collect();
         let at = |name: &str| written.iter().position(|c| c.name == name).unwrap_or_default();
         let column = |c: &&CatalogColumn| {
-            let fixed = sink.key.contains(&c.name) || c.name == sink.version || Some(&c.name) == sink.deleted.as_ref();
-            let default = c.default.clone().filter(|_| c.not_null && !fixed);
+            // A sum of nothing is 0: no null is left for a default.
+            let sum = sink.mode == Mode::Add && !sink.key.contains(&c.name);
+            let default = c.default.clone().filter(|_| c.not_null && !sum && !self.fixed(&c.name));
             Column {
                 name: c.name.clone(),
                 ty: c.ty.clone().unwrap_or(Type::Text { max: None }),
-                required: c.not_null && default.is_none() && table.before_insert.is_empty(),
+                required: c.not_null && !sum && default.is_none() && table.before_insert.is_empty(),
                 may_be_filled: default.is_some() || !table.before_row.is_empty(),
                 default,
             }
@@ -142,8 +163,9 @@ impl Subject<'_> {
             node: self.node.into(),
             table: sink.table.clone(),
             quoted_table: format!("{}.{}", quoted(&table.schema), quoted(&table.name)),
+            mode: sink.mode,
             key: sink.key.iter().map(|k| at(k)).collect(),
-            version: at(&sink.version),
+            version: sink.version.as_deref().map(at),
             deleted: sink.deleted.as_deref().map(at),
             columns: written.iter().map(column).collect(),
         }
@@ -171,10 +193,12 @@ impl Subject<'_> {
         if table.row_security {
             warn("row security applies to this user: a row that a policy refuses stops the stage".into());
         }
-        for trigger in &table.before_insert {
+        // Upserts try to insert what is there already.
+        let upserts = matches!(self.sink.mode, Mode::Upsert | Mode::Add);
+        for trigger in table.before_insert.iter().filter(|_| upserts) {
             warn(format!("trigger {trigger} runs before each insert, for stale records too"));
         }
-        for column in table.columns.iter().filter(|c| c.sequence && !self.written(c)) {
+        for column in table.columns.iter().filter(|c| upserts && c.sequence && !self.written(c)) {
             warn(format!(
                 "column {} takes a number from its sequence for every record, stale ones too{}",
                 column.name,
@@ -182,8 +206,7 @@ impl Subject<'_> {
             ));
         }
         let unfilled = table.columns.iter().filter(|c| {
-            let fixed = self.sink.key.contains(&c.name) || c.name == self.sink.version;
-            let fixed = fixed || Some(&c.name) == self.sink.deleted.as_ref();
+            let fixed = self.fixed(&c.name) || self.sink.mode == Mode::Add;
             let mapped = self.sink.columns.iter().any(|(name, _)| *name == c.name);
             c.not_null && c.default.is_none() && self.written(c) && !fixed && !mapped
         });
@@ -194,4 +217,20 @@ impl Subject<'_> {
         }
         warnings
     }
+}
+
+fn refused_dry(table: &str, error: Error) -> Result<Verdict, Error> {
+    match error {
+        Error::Server(e) if e.class != Class::Transient => Ok(Err(vec![format!("table {table}: {}", e.message)])),
+        other => Err(other),
+    }
+}
+
+/// A table that is not there, with one that would do.
+pub(super) fn missing_table(name: &str, address: &Address, similar: &[String], create: &str) -> String {
+    let hint = match similar {
+        [] => String::new(),
+        names => format!(" (there is {}; names are taken exactly as written)", names.join(", ")),
+    };
+    format!("table {name} does not exist in {address}{hint}. One that fits:\n\n{create}\n")
 }

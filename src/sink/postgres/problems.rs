@@ -3,7 +3,7 @@
 use super::catalog::{CatalogColumn, Server, Table};
 use super::layout::{Type, quoted};
 use super::preflight::Subject;
-use crate::topology::spec::SinkTombstones;
+use crate::topology::spec::{Mode, SinkTombstones};
 
 pub(super) fn server_problems(server: &Server) -> Vec<String> {
     let mut problems = Vec::new();
@@ -44,7 +44,7 @@ impl Subject<'_> {
         if table.rules && matches!(table.kind.as_str(), "r" | "p") {
             problem("it has rules, which rewrite statements behind the guard's back; make them triggers".into());
         }
-        let fixed = sink.key.iter().chain([&sink.version]).chain(&sink.deleted);
+        let fixed = sink.key.iter().chain(&sink.version).chain(&sink.deleted);
         for name in fixed.chain(sink.columns.iter().map(|(name, _)| name)) {
             match table.column(name) {
                 None => problem(self.missing_column(name, table)),
@@ -63,7 +63,9 @@ impl Subject<'_> {
         if deletes && sink.deleted.is_none() {
             problem("deletes need a boolean column, named by `deleted`".into());
         }
-        self.key_problems(table, &mut problem);
+        if sink.mode != Mode::Insert {
+            self.key_problems(table, &mut problem);
+        }
         problems
     }
 
@@ -74,8 +76,9 @@ impl Subject<'_> {
             return format!("there is no column {name}, but {}: names are taken exactly as written", similar.name);
         }
         let ty = match name {
-            _ if name == sink.version => "bigint NOT NULL DEFAULT 0",
+            _ if Some(name) == sink.version.as_deref() => "bigint NOT NULL DEFAULT 0",
             _ if Some(name) == sink.deleted.as_deref() => "boolean NOT NULL DEFAULT false",
+            _ if sink.mode == Mode::Add && !sink.key.iter().any(|key| key == name) => "bigint NOT NULL DEFAULT 0",
             _ => "text",
         };
         format!("there is no column {name}; ALTER TABLE {} ADD COLUMN {} {ty}", sink.table, quoted(name))
@@ -91,7 +94,7 @@ impl Subject<'_> {
                  json, jsonb, bytea and enums"
             ));
         };
-        if *name == sink.version {
+        if Some(name) == sink.version.as_ref() {
             if !matches!(ty, Type::Int2 | Type::Int4 | Type::Int8) {
                 problem(format!("the version column {name} is {declared}; it must be bigint (or a smaller integer)"));
             }
@@ -117,14 +120,29 @@ impl Subject<'_> {
         if key && matches!(ty, Type::Json | Type::Jsonb) {
             problem(format!("the key column {name} is {declared}; take a type with one spelling a value, as text"));
         }
-        let rest = !key && *name != sink.version && Some(name) != sink.deleted.as_ref();
+        let rest = !self.fixed(name);
+        if rest && sink.mode == Mode::Add && !ty.adds() {
+            problem(format!(
+                "column {name} is {declared}, to which nothing is added exactly; it must be smallint, integer, bigint or \
+                 numeric, or be left out of `columns`"
+            ));
+        }
         if rest && column.not_null && column.default.is_none() && sink.tombstones == SinkTombstones::Delete {
             problem(format!(
                 "column {name} is NOT NULL, but with tombstones = \"delete\" a deleted row has no value for it; make \
                  it nullable or give it a default"
             ));
         }
-        let missing = [("SELECT", column.may_select), ("INSERT", column.may_insert), ("UPDATE", column.may_update)];
+        let (insert, change) = match sink.mode {
+            Mode::Upsert | Mode::Add => (true, true),
+            Mode::Insert => (true, false),
+            Mode::Update => (false, true),
+        };
+        let missing = [
+            ("SELECT", column.may_select || !change),
+            ("INSERT", column.may_insert || !insert),
+            ("UPDATE", column.may_update || !change),
+        ];
         let missing: Vec<&str> = missing.iter().filter(|(_, may)| !may).map(|(right, _)| *right).collect();
         if !missing.is_empty() {
             let rights = missing.join(", ");

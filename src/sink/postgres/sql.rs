@@ -2,59 +2,166 @@
 //! limit on parameters is near.
 
 use super::layout::{Layout, quoted};
+use crate::topology::spec::Mode;
 
 /// The statements of a layout. All take the same arrays, in the order of its columns.
 #[derive(Clone, Debug)]
 pub struct Statements {
-    /// Inserts rows, or updates those whose version in the table is lower.
-    pub upsert: String,
+    /// Writes rows: what that means is the layout's mode.
+    pub write: String,
     /// The same for batches that are mostly in the table already: rows that would lose are left out before they lock
     /// (and log) anything. The guard still decides on the locked row.
-    pub replay: String,
+    pub replay: Option<String>,
     /// Counts rows that the table holds in the same version with other content.
-    pub ties: String,
+    pub ties: Option<String>,
 }
 
 impl Statements {
     pub fn new(layout: &Layout) -> Statements {
-        let names: Vec<String> = layout.columns.iter().map(|c| quoted(&c.name)).collect();
-        let values: Vec<String> = (0..names.len()).map(|at| value(layout, at)).collect();
-        let version = &names[layout.version];
-        let key_matches = |table: &str| {
-            let columns = layout.key.iter().map(|&k| format!("{table}.{} = {}", names[k], values[k]));
-            columns.collect::<Vec<_>>().join(" AND ")
+        let sql = Sql::new(layout);
+        let (write, replay) = match layout.mode {
+            Mode::Upsert => (sql.upsert(false), Some(sql.upsert(true))),
+            Mode::Insert => (sql.insert(), None),
+            Mode::Add => (sql.add(), None),
+            Mode::Update => (sql.update(), None),
         };
-        let (rows, ordered) = (unnest(layout, false), unnest(layout, true));
-        let insert = format!(
-            "INSERT INTO {} AS semel_t ({}) SELECT {} FROM ",
-            layout.quoted_table,
-            names.join(", "),
-            values.join(", "),
-        );
-        let conflict = format!(
-            " ON CONFLICT ({}) DO UPDATE SET {} WHERE semel_t.{version} < excluded.{version}",
-            layout.key.iter().map(|&k| names[k].as_str()).collect::<Vec<_>>().join(", "),
-            updates(layout, &names),
-        );
-        // The anti-join may reorder rows, and with them the locks: ask for the order of the arrays.
-        let prefilter = format!(
-            " WHERE NOT EXISTS (SELECT FROM {} semel_x WHERE {} AND semel_x.{version} >= {}) ORDER BY semel_u.ord",
-            layout.quoted_table,
-            key_matches("semel_x"),
-            values[layout.version],
-        );
-        let ties = format!(
-            "SELECT count(*) FROM {rows} JOIN {} semel_t ON {} WHERE semel_t.{version} = {} AND ({})",
-            layout.quoted_table,
-            key_matches("semel_t"),
-            values[layout.version],
-            differences(layout, &names, &values),
-        );
-        Statements {
-            upsert: format!("{insert}{rows}{conflict}"),
-            replay: format!("{insert}{ordered}{prefilter}{conflict}"),
-            ties,
-        }
+        Statements { write, replay, ties: layout.version.map(|version| sql.ties(version)) }
+    }
+}
+
+/// A layout's columns in SQL.
+struct Sql<'l> {
+    layout: &'l Layout,
+    names: Vec<String>,
+    values: Vec<String>,
+}
+
+impl Sql<'_> {
+    fn new(layout: &Layout) -> Sql<'_> {
+        let names = layout.columns.iter().map(|c| quoted(&c.name)).collect();
+        let values = (0..layout.columns.len()).map(|at| value(layout, at)).collect();
+        Sql { layout, names, values }
+    }
+
+    fn target(&self) -> &str {
+        &self.layout.quoted_table
+    }
+
+    fn into(&self) -> String {
+        format!("INSERT INTO {} AS semel_t ({})", self.target(), self.names.join(", "))
+    }
+
+    fn insert(&self) -> String {
+        format!("{} SELECT {} FROM {}", self.into(), self.values.join(", "), unnest(self.layout, false))
+    }
+
+    fn upsert(&self, replay: bool) -> String {
+        let rows = unnest(self.layout, replay);
+        let prefilter = match self.layout.version.filter(|_| replay) {
+            // The anti-join may reorder rows, and with them the locks: ask for the order of the arrays.
+            Some(version) => format!(
+                " WHERE NOT EXISTS (SELECT FROM {} semel_x WHERE {} AND semel_x.{} >= {}) ORDER BY semel_u.ord",
+                self.target(),
+                self.key_matches("semel_x"),
+                self.names[version],
+                self.values[version],
+            ),
+            None => String::new(),
+        };
+        format!(
+            "{} SELECT {} FROM {rows}{prefilter} ON CONFLICT ({}) DO UPDATE SET {}{}",
+            self.into(),
+            self.values.join(", "),
+            self.key(),
+            self.set(|name, _| format!("excluded.{name}")),
+            self.guard(|name, _| format!("excluded.{name}")).map_or(String::new(), |guard| format!(" WHERE {guard}")),
+        )
+    }
+
+    /// Sums a key's rows first: one statement cannot touch a row twice.
+    fn add(&self) -> String {
+        let keys: Vec<&str> = self.layout.key.iter().map(|&k| self.values[k].as_str()).collect();
+        let summed: Vec<String> = (0..self.values.len())
+            .map(|at| match self.layout.key.contains(&at) {
+                true => self.values[at].clone(),
+                false => format!("coalesce(sum({}), 0)", self.values[at]),
+            })
+            .collect();
+        format!(
+            "{} SELECT {} FROM {} GROUP BY {} ORDER BY min(semel_u.ord) ON CONFLICT ({}) DO UPDATE SET {}",
+            self.into(),
+            summed.join(", "),
+            unnest(self.layout, true),
+            keys.join(", "),
+            self.key(),
+            self.set(|name, _| format!("coalesce(semel_t.{name}, 0) + excluded.{name}")),
+        )
+    }
+
+    /// Locks the rows in the order of the arrays first; a join alone takes them as it finds them.
+    fn update(&self) -> String {
+        let condition = self.guard(|_, value| value.to_owned()).unwrap_or_else(|| self.differences(None));
+        format!(
+            "WITH semel_l AS MATERIALIZED (SELECT semel_u.* FROM {} JOIN {} semel_t ON {} ORDER BY semel_u.ord FOR UPDATE \
+             OF semel_t) UPDATE {} AS semel_t SET {} FROM semel_l AS semel_u WHERE {} AND ({condition})",
+            unnest(self.layout, true),
+            self.target(),
+            self.key_matches("semel_t"),
+            self.target(),
+            self.set(|_, value| value.to_owned()),
+            self.key_matches("semel_t"),
+        )
+    }
+
+    fn ties(&self, version: usize) -> String {
+        format!(
+            "SELECT count(*) FROM {} JOIN {} semel_t ON {} WHERE semel_t.{} = {} AND ({})",
+            unnest(self.layout, false),
+            self.target(),
+            self.key_matches("semel_t"),
+            self.names[version],
+            self.values[version],
+            self.differences(Some(version)),
+        )
+    }
+
+    fn key(&self) -> String {
+        self.layout.key.iter().map(|&k| self.names[k].as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    fn key_matches(&self, table: &str) -> String {
+        let columns = self.layout.key.iter().map(|&k| format!("{table}.{} = {}", self.names[k], self.values[k]));
+        columns.collect::<Vec<_>>().join(" AND ")
+    }
+
+    /// `name = …` for every column but the key; `new` makes it of the column's name and the array's value.
+    fn set(&self, new: impl Fn(&str, &str) -> String) -> String {
+        let payload = (0..self.names.len()).filter(|at| !self.layout.key.contains(at));
+        payload
+            .map(|at| format!("{} = {}", self.names[at], new(&self.names[at], &self.values[at])))
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+
+    /// `new` makes the new version of its column's name and the array's value.
+    fn guard(&self, new: impl Fn(&str, &str) -> String) -> Option<String> {
+        let at = self.layout.version?;
+        Some(format!("semel_t.{} < {}", self.names[at], new(&self.names[at], &self.values[at])))
+    }
+
+    fn differences(&self, version: Option<usize>) -> String {
+        let payload = (0..self.names.len()).filter(|at| !self.layout.key.contains(at) && Some(*at) != version);
+        let compared = payload.map(|at| {
+            let column = &self.layout.columns[at];
+            let differs = if column.ty.comparable() {
+                format!("semel_t.{} IS DISTINCT FROM {}", self.names[at], self.values[at])
+            } else {
+                format!("semel_t.{}::text IS DISTINCT FROM ({})::text", self.names[at], self.values[at])
+            };
+            if column.may_be_filled { format!("semel_u.c{at} IS NOT NULL AND {differs}") } else { differs }
+        });
+        let compared = compared.collect::<Vec<_>>();
+        if compared.is_empty() { "false".into() } else { compared.join(" OR ") }
     }
 }
 
@@ -82,26 +189,6 @@ fn value(layout: &Layout, at: usize) -> String {
     }
 }
 
-fn updates(layout: &Layout, names: &[String]) -> String {
-    let payload = (0..names.len()).filter(|at| !layout.key.contains(at));
-    payload.map(|at| format!("{0} = excluded.{0}", names[at])).collect::<Vec<_>>().join(", ")
-}
-
-fn differences(layout: &Layout, names: &[String], values: &[String]) -> String {
-    let payload = (0..names.len()).filter(|at| !layout.key.contains(at) && *at != layout.version);
-    let compared = payload.map(|at| {
-        let column = &layout.columns[at];
-        let differs = if column.ty.comparable() {
-            format!("semel_t.{} IS DISTINCT FROM {}", names[at], values[at])
-        } else {
-            format!("semel_t.{}::text IS DISTINCT FROM ({})::text", names[at], values[at])
-        };
-        if column.may_be_filled { format!("semel_u.c{at} IS NOT NULL AND {differs}") } else { differs }
-    });
-    let compared = compared.collect::<Vec<_>>();
-    if compared.is_empty() { "false".into() } else { compared.join(" OR ") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::layout::{Column, Type};
@@ -126,8 +213,9 @@ mod tests {
                 column("v", Type::Int8),
                 since,
             ],
+            mode: Mode::Upsert,
             key: vec![0],
-            version: 2,
+            version: Some(2),
             deleted: None,
         };
         let statements = Statements::new(&layout);
@@ -136,18 +224,28 @@ mod tests {
         let rows = "unnest($1::uuid[], $2::text[], $3::int8[], $4::timestamptz[])";
         let conflict = " ON CONFLICT (\"id\") DO UPDATE SET \"we\"\"ird\" = excluded.\"we\"\"ird\", \
                         \"v\" = excluded.\"v\", \"since\" = excluded.\"since\" WHERE semel_t.\"v\" < excluded.\"v\"";
-        assert_eq!(statements.upsert, format!("{insert}{rows} AS semel_u(c0, c1, c2, c3){conflict}"));
+        assert_eq!(statements.write, format!("{insert}{rows} AS semel_u(c0, c1, c2, c3){conflict}"));
         assert_eq!(
-            statements.replay,
+            statements.replay.unwrap(),
             format!(
                 "{insert}{rows} WITH ORDINALITY AS semel_u(c0, c1, c2, c3, ord) WHERE NOT EXISTS (SELECT FROM \
                  \"s\".\"T\" semel_x WHERE semel_x.\"id\" = semel_u.c0 AND semel_x.\"v\" >= semel_u.c2) \
                  ORDER BY semel_u.ord{conflict}"
             )
         );
-        assert!(statements.ties.ends_with(
+        assert!(statements.ties.unwrap().ends_with(
             "WHERE semel_t.\"v\" = semel_u.c2 AND (semel_t.\"we\"\"ird\" IS DISTINCT FROM semel_u.c1::numeric OR \
              semel_u.c3 IS NOT NULL AND semel_t.\"since\" IS DISTINCT FROM coalesce(semel_u.c3, now()))"
         ));
+        // Without a guard only what differs is set.
+        let update = Statements::new(&Layout { mode: Mode::Update, version: None, ..layout.clone() });
+        assert!(update.ties.is_none());
+        assert!(update.write.ends_with(
+            "WHERE semel_t.\"id\" = semel_u.c0 AND (semel_t.\"we\"\"ird\" IS DISTINCT FROM semel_u.c1::numeric OR \
+             semel_t.\"v\" IS DISTINCT FROM semel_u.c2 OR semel_u.c3 IS NOT NULL AND semel_t.\"since\" IS DISTINCT FROM \
+             coalesce(semel_u.c3, now()))"
+        ));
+        let guarded = Statements::new(&Layout { mode: Mode::Update, ..layout });
+        assert!(guarded.write.ends_with("WHERE semel_t.\"id\" = semel_u.c0 AND (semel_t.\"v\" < semel_u.c2)"));
     }
 }

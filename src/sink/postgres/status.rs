@@ -1,7 +1,7 @@
 //! What a writer is doing, for progress displays and metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::writer::Applied;
@@ -17,7 +17,9 @@ pub struct Status {
     rejects: AtomicU64,
     retries: AtomicU64,
     writing_micros: AtomicU64,
+    duplicates: AtomicU64,
     waiting: Mutex<Option<Waiting>>,
+    positions_committed: OnceLock<Instant>,
 }
 
 /// A database that is away.
@@ -36,6 +38,8 @@ pub struct Counts {
     pub superseded: u64,
     pub stale: u64,
     pub ties: u64,
+    /// Records whose events had their effect before.
+    pub duplicates: u64,
     /// Rows that the database refused.
     pub rejects: u64,
     /// Transactions done again.
@@ -52,6 +56,7 @@ impl Status {
             superseded: self.superseded.load(Relaxed),
             stale: self.stale.load(Relaxed),
             ties: self.ties.load(Relaxed),
+            duplicates: self.duplicates.load(Relaxed),
             rejects: self.rejects.load(Relaxed),
             retries: self.retries.load(Relaxed),
             writing: Duration::from_micros(self.writing_micros.load(Relaxed)),
@@ -63,12 +68,23 @@ impl Status {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Tells the writer that positions past its batches were committed.
+    pub fn positions_committed(&self) {
+        self.positions_committed.get_or_init(Instant::now);
+    }
+
+    /// When that was the case for the first time.
+    pub(super) fn positions_committed_at(&self) -> Option<Instant> {
+        self.positions_committed.get().copied()
+    }
+
     pub(super) fn count(&self, applied: &Applied, took: Duration) {
         self.batches.fetch_add(1, Relaxed);
         self.rows.fetch_add(applied.rows, Relaxed);
         self.superseded.fetch_add(applied.superseded, Relaxed);
         self.stale.fetch_add(applied.stale, Relaxed);
         self.ties.fetch_add(applied.ties, Relaxed);
+        self.duplicates.fetch_add(applied.duplicates, Relaxed);
         self.rejects.fetch_add(applied.rejects.len() as u64, Relaxed);
         self.writing_micros.fetch_add(took.as_micros() as u64, Relaxed);
     }

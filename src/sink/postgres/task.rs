@@ -1,5 +1,6 @@
 //! Writing batches for as long as it takes: attempts, waits between them, and what ends them.
 
+use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,13 +8,16 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::batch::Batch;
-use super::bisect::{Refused, isolate};
+use super::bisect::isolate;
 use super::connect::Connection;
 use super::error::{Class, Error};
 use super::fold::Folded;
+use super::ledger::Sifted;
+use super::partitions::Window;
 use super::sql::Statements;
 use super::status::{Status, Waiting};
 use super::transaction::Transaction;
+use super::upkeep::Upkeep;
 use super::write::{Writing, Written, folded_away};
 use super::writer::{Applied, WriterConfig};
 use crate::error::{Disposition, Failure};
@@ -37,19 +41,43 @@ pub struct Task {
     rows_max: usize,
     ties: u64,
     ties_reported: Option<Instant>,
+    upkeep: Upkeep,
 }
 
 enum Attempt {
-    Done(Written, Folded, Vec<Refused>),
+    Done(Effect),
     /// Too many rejects: nothing was committed.
     Tripped(Failure),
+}
+
+/// What became of a batch's rows within a transaction.
+#[derive(Default)]
+struct Effect {
+    written: Written,
+    superseded: u64,
+    repeated: u64,
+    ties: u64,
+    /// Rows whose events had their effect before.
+    duplicates: Vec<u32>,
+    /// Rows with the reason and what was wrong.
+    rejects: Vec<(u32, &'static str, String)>,
 }
 
 impl Task {
     pub fn new(config: WriterConfig, status: Arc<Status>, stopped: watch::Receiver<()>) -> Task {
         let statements = Statements::new(&config.layout);
-        let (connection, replay, rows_max) = (None, false, usize::MAX);
-        Task { config, statements, status, stopped, connection, replay, rows_max, ties: 0, ties_reported: None }
+        Task {
+            upkeep: Upkeep::new(&config),
+            config,
+            statements,
+            status,
+            stopped,
+            connection: None,
+            replay: false,
+            rows_max: usize::MAX,
+            ties: 0,
+            ties_reported: None,
+        }
     }
 
     pub fn status(&self) -> &Status {
@@ -64,13 +92,13 @@ impl Task {
         let mut too_much = 0;
         loop {
             let error = match self.attempt(&batch, apart).await {
-                Ok(Attempt::Done(written, folded, refused)) => {
+                Ok(Attempt::Done(effect)) => {
                     if let Some(outage) = outage {
                         outage.over(&self.config.layout.node);
                     }
                     self.status.wait(None);
                     self.rows_max = self.rows_max.saturating_mul(2);
-                    return Some(Ok(self.applied(batch, written, &folded, refused)));
+                    return Some(Ok(self.applied(batch, effect)));
                 }
                 Ok(Attempt::Tripped(failure)) => return Some(Err(failure)),
                 Err(error) => error,
@@ -100,8 +128,6 @@ impl Task {
 
     /// One transaction. `apart` looks for the rows that the server refuses.
     async fn attempt(&mut self, batch: &Batch, apart: bool) -> Result<Attempt, Error> {
-        let mut folded = Folded::new(batch);
-        let writing = Writing { batch, statements: &self.statements, replay: self.replay, rows_max: self.rows_max };
         if self.connection.as_ref().is_none_or(Connection::is_closed) {
             self.connection = None;
         }
@@ -109,45 +135,45 @@ impl Task {
             Some(connection) => connection,
             none => none.insert(self.config.connect().await?),
         };
+        let window = self.upkeep.window(connection).await?;
+        let writing = Writing { batch, statements: &self.statements, replay: self.replay, rows_max: self.rows_max };
         let transaction = Transaction::begin(connection).await?;
-        let (transaction, written, refused) = if apart {
-            isolate(transaction, &writing, &mut folded).await?
-        } else {
-            let (transaction, written) = writing.write(transaction, &folded.winners()).await?;
-            (transaction, written, Vec::new())
-        };
-        if let Some(last) = refused.last() {
-            let refusal = last.error.to_string();
-            if let Err(failure) = self.config.breaker.check(refused.len() as u64, &refusal) {
-                return Ok(Attempt::Tripped(failure));
-            }
+        let (transaction, effect) = effect(transaction, &self.config, &writing, window, apart).await?;
+        if let Some((_, _, last)) = effect.rejects.last()
+            && let Err(failure) = self.config.breaker.check(effect.rejects.len() as u64, last)
+        {
+            return Ok(Attempt::Tripped(failure));
         }
         transaction.commit().await?;
-        Ok(Attempt::Done(written, folded, refused))
+        Ok(Attempt::Done(effect))
     }
 
-    fn applied(&mut self, mut batch: Batch, written: Written, folded: &Folded, refused: Vec<Refused>) -> Applied {
+    fn applied(&mut self, mut batch: Batch, effect: Effect) -> Applied {
+        let written = effect.written;
         let sent = written.applied + written.stale + written.ties;
         self.replay = (written.stale + written.ties) * 2 > sent;
-        self.config.breaker.count(refused.len() as u64);
-        let (superseded, repeated, ties) = folded_away(folded, &batch);
-        let table = &self.config.layout.table;
-        let mut rejects: Vec<(usize, Reject)> = refused
+        self.config.breaker.count(effect.rejects.len() as u64);
+        let layout = &self.config.layout;
+        let mut rejects: Vec<(usize, Reject)> = effect
+            .rejects
             .into_iter()
-            .map(|r| {
-                let message = format!("table {table}: {}", r.error);
-                let node = self.config.layout.node.clone();
-                (r.row as usize, Reject { node, reason: "database", message })
+            .map(|(row, reason, message)| {
+                let message = format!("table {}: {message}", layout.table);
+                (row as usize, Reject { node: layout.node.clone(), reason, message })
             })
             .collect();
         rejects.sort_by_key(|(row, _)| *row);
+        for id in effect.duplicates.iter().filter_map(|row| batch.id(*row)) {
+            tracing::debug!(node = %layout.node, %id, "duplicate, skipped");
+        }
         let tombstones = (0..batch.len() as u32).filter(|row| batch.deleted(*row)).count() as u64;
         batch.clear();
         let applied = Applied {
             rows: written.applied,
-            superseded,
-            stale: written.stale + repeated,
-            ties: written.ties + ties,
+            superseded: effect.superseded,
+            stale: written.stale + effect.repeated,
+            ties: written.ties + effect.ties,
+            duplicates: effect.duplicates.len() as u64,
             tombstones,
             rejects,
             batch,
@@ -178,12 +204,62 @@ impl Task {
         ))
     }
 
+    /// Keeps the ledger in shape, also while no batch comes. Never ends.
+    pub async fn keep_up(&mut self) -> Infallible {
+        self.upkeep.run(&self.status).await
+    }
+
     /// Says goodbye to the server.
     pub async fn close(&mut self) {
         if let Some(connection) = self.connection.take() {
             connection.close().await;
         }
     }
+}
+
+/// Writes the rows of a batch that are to be written. With a ledger these are the ones whose events it does not know;
+/// what the database refuses of them is struck out of it again, and another row of such an event has its turn.
+async fn effect<'c>(
+    mut transaction: Transaction<'c>,
+    config: &WriterConfig,
+    writing: &Writing<'_>,
+    window: Option<Window>,
+    apart: bool,
+) -> Result<(Transaction<'c>, Effect), Error> {
+    let mut effect = Effect::default();
+    let mut rows: Vec<u32> = (0..writing.batch.len() as u32).collect();
+    while !rows.is_empty() {
+        let mut sifted = Sifted::default();
+        match &config.ledger {
+            Some(ledger) => (transaction, sifted) = ledger.sift(transaction, writing.batch, &rows, window).await?,
+            None => sifted.fresh = std::mem::take(&mut rows),
+        }
+        let mut folded = Folded::new(writing.batch, &sifted.fresh);
+        let (written, mut refused) = (&mut effect.written, Vec::new());
+        let added;
+        if apart {
+            (transaction, added, refused) = isolate(transaction, writing, &mut folded).await?;
+        } else {
+            (transaction, added) = writing.write(transaction, &folded.winners()).await?;
+        }
+        written.add(added);
+        let (superseded, repeated, ties) = folded_away(&folded, writing.batch);
+        effect.superseded += superseded;
+        effect.repeated += repeated;
+        effect.ties += ties;
+        if let Some(ledger) = config.ledger.as_ref().filter(|_| !refused.is_empty()) {
+            transaction = ledger.forget(transaction, writing.batch, refused.iter().map(|r| r.row)).await?;
+        }
+        rows = refused.iter().flat_map(|r| sifted.repeats.remove(&r.row).unwrap_or_default()).collect();
+        effect.duplicates.append(&mut sifted.duplicates);
+        effect.duplicates.extend(sifted.repeats.into_values().flatten());
+        effect.rejects.extend(refused.into_iter().map(|r| (r.row, "database", r.error.to_string())));
+        effect.rejects.extend(sifted.outside.into_iter().map(|row| {
+            let message = "the time in the event's id is outside what the ledger remembers".to_owned();
+            (row, "outside-ledger", message)
+        }));
+    }
+    Ok((transaction, effect))
 }
 
 /// A stretch of attempts that failed for reasons that pass.

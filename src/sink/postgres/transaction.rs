@@ -2,8 +2,8 @@
 //! driver would not help: it answers `Ok` to a COMMIT that the server turned into a rollback.
 
 use tokio::time::timeout;
-use tokio_postgres::Statement;
 use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Row, Statement};
 
 use super::connect::{ANSWER_TIMEOUT, Connection, SETTINGS};
 use super::error::Error;
@@ -59,18 +59,29 @@ impl<'c> Transaction<'c> {
 
     /// Runs a query that answers one number.
     pub async fn count(self, sql: &str, params: &Params<'_>) -> Result<(Self, i64), Error> {
+        let (transaction, rows) = self.query(sql, params).await?;
+        let count = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(|e| transaction.connection.error(&e))?;
+        Ok((transaction, count))
+    }
+
+    /// Runs a query; answers its rows.
+    pub async fn query(self, sql: &str, params: &Params<'_>) -> Result<(Self, Vec<Row>), Error> {
         let connection = &mut *self.connection;
         let result = answered(async {
-            let row = if connection.prepared {
-                let statement = prepared(connection, sql, params).await?;
-                connection.client.query_one(&statement, &values(params)).await?
-            } else {
-                connection.client.query_typed_one(sql, params).await?
-            };
-            row.try_get(0)
+            if !connection.prepared {
+                return connection.client.query_typed(sql, params).await;
+            }
+            let statement = prepared(connection, sql, params).await?;
+            connection.client.query(&statement, &values(params)).await
         });
-        let count = result.await?.map_err(|e| self.connection.error(&e))?;
-        Ok((self, count))
+        let rows = result.await?.map_err(|e| self.connection.error(&e))?;
+        Ok((self, rows))
+    }
+
+    /// Runs statements without parameters or rows.
+    pub async fn batch(self, sql: &str) -> Result<Self, Error> {
+        self.simple(sql).await?;
+        Ok(self)
     }
 
     /// Commits. There is no time limit: giving up on an answer would not undo what was sent. A connection that closes
@@ -96,7 +107,14 @@ impl<'c> Transaction<'c> {
     }
 
     async fn simple(&self, sql: &str) -> Result<(), Error> {
-        answered(self.connection.client.batch_execute(sql)).await?.map_err(|e| self.connection.error(&e))
+        self.connection.batch(sql).await
+    }
+}
+
+impl Connection {
+    /// Runs statements outside of any transaction of ours.
+    pub async fn batch(&self, sql: &str) -> Result<(), Error> {
+        answered(self.client.batch_execute(sql)).await?.map_err(|e| self.error(&e))
     }
 }
 

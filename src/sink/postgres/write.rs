@@ -12,13 +12,14 @@ use super::layout::{Layout, Type};
 use super::sql::Statements;
 use super::transaction::{Params, Transaction};
 use super::value::Value;
+use crate::topology::spec::Mode;
 
 /// What became of the rows that were sent in one or more statements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Rows inserted or updated.
+    /// Rows that had their effect.
     pub applied: u64,
-    /// Rows whose version in the table was as high already.
+    /// Rows whose version in the table was as high already; in an update also those without a row, or equal to it.
     pub stale: u64,
     /// Of those, rows of the same version with other content.
     pub ties: u64,
@@ -54,7 +55,7 @@ impl Writing<'_> {
             let arrays = arrays(self.batch, rows);
             let params = params(self.batch.layout(), &arrays);
             let applied;
-            (transaction, applied) = transaction.execute(self.upsert(), &params).await?;
+            (transaction, applied) = transaction.execute(self.statement(), &params).await?;
             let counted;
             (transaction, counted) = self.counted(transaction, &params, rows.len(), applied).await?;
             written.add(counted);
@@ -71,7 +72,7 @@ impl Writing<'_> {
     ) -> Result<(Transaction<'c>, Result<Written, Error>), Error> {
         let arrays = arrays(self.batch, rows);
         let params = params(self.batch.layout(), &arrays);
-        let (transaction, result) = transaction.attempt(self.upsert(), &params).await?;
+        let (transaction, result) = transaction.attempt(self.statement(), &params).await?;
         match result {
             Ok(applied) => {
                 let (transaction, written) = self.counted(transaction, &params, rows.len(), applied).await?;
@@ -81,8 +82,9 @@ impl Writing<'_> {
         }
     }
 
-    fn upsert(&self) -> &str {
-        if self.replay { &self.statements.replay } else { &self.statements.upsert }
+    fn statement(&self) -> &str {
+        let replay = self.statements.replay.as_ref().filter(|_| self.replay);
+        replay.unwrap_or(&self.statements.write)
     }
 
     /// Looks for ties only where rows were stale. Rows just written are equal to themselves and do not count.
@@ -93,11 +95,16 @@ impl Writing<'_> {
         sent: usize,
         applied: u64,
     ) -> Result<(Transaction<'c>, Written), Error> {
-        let stale = (sent as u64).saturating_sub(applied);
+        let stale = match self.batch.layout().mode {
+            // Many rows may go into one.
+            Mode::Insert | Mode::Add => 0,
+            Mode::Upsert | Mode::Update => (sent as u64).saturating_sub(applied),
+        };
+        let applied = sent as u64 - stale;
         let mut ties = 0;
-        if stale > 0 {
+        if let Some(statement) = self.statements.ties.as_ref().filter(|_| stale > 0) {
             let count;
-            (transaction, count) = transaction.count(&self.statements.ties, params).await?;
+            (transaction, count) = transaction.count(statement, params).await?;
             ties = (count.max(0) as u64).min(stale);
         }
         Ok((transaction, Written { applied, stale: stale - ties, ties }))
@@ -174,8 +181,12 @@ pub async fn dry_run(transaction: Transaction<'_>, layout: &Layout, statements: 
     let batch = Batch::new(Arc::new(layout.clone()));
     let arrays = arrays(&batch, &[]);
     let params = params(layout, &arrays);
-    let (transaction, _) = transaction.execute(&statements.upsert, &params).await?;
-    let (transaction, _) = transaction.execute(&statements.replay, &params).await?;
-    transaction.count(&statements.ties, &params).await?;
+    let (mut transaction, _) = transaction.execute(&statements.write, &params).await?;
+    if let Some(replay) = &statements.replay {
+        (transaction, _) = transaction.execute(replay, &params).await?;
+    }
+    if let Some(ties) = &statements.ties {
+        transaction.count(ties, &params).await?;
+    }
     Ok(())
 }

@@ -13,6 +13,7 @@ use super::breaker::Breaker;
 use super::connect::Connection;
 use super::error::Error;
 use super::layout::Layout;
+use super::ledger::LedgerTable;
 use super::status::Status;
 use super::task::Task;
 use crate::error::Failure;
@@ -23,6 +24,7 @@ use crate::reject::Reject;
 pub struct WriterConfig {
     pub address: Address,
     pub layout: Arc<Layout>,
+    pub ledger: Option<LedgerTable>,
     /// `false` behind a pooler in transaction mode.
     pub prepared: bool,
     pub breaker: Arc<Breaker>,
@@ -39,7 +41,7 @@ impl WriterConfig {
 }
 
 /// What became of a batch: its rows are committed. Each record is counted once, in `rows`, `superseded`, `stale`,
-/// `ties` or `rejects`.
+/// `ties`, `duplicates` or `rejects`.
 #[derive(Debug)]
 pub struct Applied {
     /// Rows inserted or updated.
@@ -50,6 +52,8 @@ pub struct Applied {
     pub stale: u64,
     /// Records whose version the table (or the batch) had already with other content: the first one stays.
     pub ties: u64,
+    /// Records whose events the ledger knew, or that stood in the batch before.
+    pub duplicates: u64,
     /// Records of the batch that are tombstones, whatever became of them.
     pub tombstones: u64,
     /// Records that the database refused, by their index in the batch, ascending.
@@ -125,7 +129,12 @@ fn run(mut task: Task, mut queue: mpsc::UnboundedReceiver<Batch>, answer: Sender
         }
     };
     runtime.block_on(async {
-        while let Some(batch) = queue.recv().await {
+        loop {
+            let batch = tokio::select! {
+                batch = queue.recv() => batch,
+                never = task.keep_up() => match never {},
+            };
+            let Some(batch) = batch else { break };
             let started = Instant::now();
             // None: the handle is gone, and with it whoever wanted to know.
             let Some(result) = task.write(batch).await else { break };

@@ -1,7 +1,7 @@
 //! A plan as text, JSON, dot and mermaid.
 
 use super::load::one_of;
-use super::plan::{Edge, EdgeEnd, Plan, Stage, StageKind};
+use super::plan::{Edge, EdgeEnd, EdgeGuarantee, Plan, Stage, StageKind};
 use super::spec::{Format, Guarantee, Node, NodeKind, Source, Start};
 
 mod graph;
@@ -94,11 +94,18 @@ fn ends(plan: &Plan) -> Vec<End> {
             text: format!("the file asks for guarantee = \"{guarantee}\""),
         }];
     }
-    let postgres = plan.stages.iter().find(|stage| matches!(stage.kind, StageKind::Postgres { .. }));
-    let stage = postgres.map(|stage| End {
+    let weakest = |stage: &&Stage| edges_of(plan, stage).map(|edge| edge.guarantee).max();
+    let weaker = plan.stages.iter().find(|stage| weakest(stage) > Some(EdgeGuarantee::ExactlyOnce));
+    let stage = weaker.map(|stage| End {
         before: Some(stage.name.clone()),
         headline: "exactly-once ends here".to_owned(),
-        text: "below, a batch may be delivered again after a crash; the table shows its effect once".to_owned(),
+        text: match weakest(&stage) {
+            Some(EdgeGuarantee::AtLeastOnce) => {
+                "below, a batch may be delivered again after a crash, and has its effect again"
+            }
+            _ => "below, a batch may be delivered again after a crash; the table shows its effect once",
+        }
+        .to_owned(),
     });
     let mut topics: Vec<String> = plan.stages.iter().flat_map(|stage| plan.writes(stage)).collect();
     topics.push(plan.dead_letters());

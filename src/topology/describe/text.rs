@@ -7,7 +7,7 @@ use super::{
 };
 use crate::topology::load::duration_text;
 use crate::topology::plan::{EdgeEnd, EdgeGuarantee, Plan, Stage, StageKind};
-use crate::topology::spec::{NodeKind, OnError};
+use crate::topology::spec::{Mode, NodeKind, OnError};
 
 /// Width of the rules that mark where exactly-once ends.
 const WIDTH: usize = 100;
@@ -122,7 +122,19 @@ fn details(kind: &NodeKind) -> String {
             text
         }
         NodeKind::PostgresSink(sink) => {
-            let mut text = format!("table {}, key {}, version {}", sink.table, sink.key.join(", "), sink.version);
+            let mut text = format!("table {}", sink.table);
+            if sink.mode != Mode::Upsert {
+                let _ = write!(text, ", mode {}", sink.mode.as_str());
+            }
+            if !sink.key.is_empty() {
+                let _ = write!(text, ", key {}", sink.key.join(", "));
+            }
+            if let Some(version) = &sink.version {
+                let _ = write!(text, ", version {version}");
+            }
+            if let Some(ledger) = &sink.dedupe {
+                let _ = write!(text, ", ledger {} for {}", ledger.table, duration_text(ledger.retention));
+            }
             if let Some(deleted) = &sink.deleted {
                 let _ = write!(text, ", deletes marked in {deleted}");
             }

@@ -19,7 +19,9 @@ mod interpolate;
 mod kafka;
 mod kafka_properties;
 mod nodes;
+mod postgres;
 mod read;
+mod redelivery;
 mod semantics;
 mod sinks;
 mod sources;
@@ -35,6 +37,7 @@ mod values;
 pub use cases::DEAD_LETTERS;
 pub use graph::UNMATCHED;
 pub use read::{duration_text, one_of};
+pub use redelivery::REPLAY_WINDOW;
 
 /// A file that was read.
 #[derive(Clone, Debug)]
@@ -91,7 +94,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     let drafts = drafts(cx, &top);
     check_names(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
     let inputs = graph::connect(cx, &drafts);
-    semantics::check(cx, &drafts, &inputs);
+    semantics::check(cx, settings.guarantee, &drafts, &inputs);
     topics::check_topics(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
     let tests = top.get("tests").map(|item| cases::read(cx, item, &drafts)).unwrap_or_default();
 

@@ -268,7 +268,8 @@ pub fn duration_text(duration: Duration) -> String {
         _ if ms == 0 || !ms.is_multiple_of(1000) => format!("{ms}ms"),
         _ if !ms.is_multiple_of(60_000) => format!("{}s", ms / 1000),
         _ if !ms.is_multiple_of(3_600_000) => format!("{}m", ms / 60_000),
-        _ => format!("{}h", ms / 3_600_000),
+        _ if !ms.is_multiple_of(86_400_000) => format!("{}h", ms / 3_600_000),
+        _ => format!("{}d", ms / 86_400_000),
     }
 }
 

@@ -2,12 +2,13 @@
 
 use super::cx::Cx;
 use super::nodes::Draft;
+use super::redelivery;
 use crate::expr::{Program, Uses};
 use crate::topology::finding::{Severity, code};
-use crate::topology::spec::{Format, KafkaSink, NodeKind, Port, PostgresSink, SinkTombstones};
+use crate::topology::spec::{Format, Guarantee, KafkaSink, NodeKind, Port, PostgresSink, SinkTombstones};
 
 /// Checks expressions against what flows into their nodes.
-pub fn check(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
+pub fn check(cx: &mut Cx<'_>, guarantee: Guarantee, drafts: &[Draft], inputs: &[Vec<Port>]) {
     let Some(order) = flow_order(inputs) else { return };
     formats(cx, drafts, inputs, &order);
     identities(cx, drafts);
@@ -18,6 +19,7 @@ pub fn check(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
         if let Some(NodeKind::PostgresSink(sink)) = &draft.kind {
             deletes(cx, draft, sink);
             version(cx, drafts, draft, sink, inputs);
+            redelivery::check(cx, guarantee, drafts, draft, sink, inputs);
         }
     }
 }
@@ -59,7 +61,7 @@ fn mismatches(cx: &mut Cx<'_>, drafts: &[Draft], draft: &Draft, flow: &Flow) {
     let text = flow.iter().find(|(format, _)| *format != Format::Json);
     let by_member = match &draft.kind {
         Some(NodeKind::PostgresSink(sink)) => {
-            sink.key.iter().chain([&sink.version]).any(|name| column(sink, name).is_none())
+            sink.key.iter().chain(&sink.version).any(|name| column(sink, name).is_none())
         }
         _ => false,
     };
@@ -126,11 +128,13 @@ fn retention(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>], order: &[u
 fn coordinates(cx: &mut Cx<'_>, drafts: &[Draft]) {
     for draft in drafts {
         let version = match &draft.kind {
-            Some(NodeKind::PostgresSink(sink)) => format!("columns.{}", sink.version),
-            _ => String::new(),
+            Some(NodeKind::PostgresSink(sink)) => sink.version.as_ref().map(|version| format!("columns.{version}")),
+            _ => None,
         };
         let places = cx.programs_of(&draft.name).into_iter();
-        let reads = |key: &str| key == "event_id" || key == "key" || (key.starts_with("columns.") && key != version);
+        let reads = |key: &str| {
+            key == "event_id" || key == "key" || (key.starts_with("columns.") && Some(key) != version.as_deref())
+        };
         for placed in places.filter(|placed| reads(&placed.key) && placed.program.uses().offset_or_partition) {
             let message = format!("`{}` is made of the record's place in the log", placed.key);
             cx.found.warning(code::COORDINATES, placed.span, message).help(
@@ -191,7 +195,7 @@ fn report_unstable(cx: &mut Cx<'_>, draft: &Draft, flow: &[Unstable]) {
         let what = match &draft.kind {
             Some(NodeKind::KafkaSink(_) | NodeKind::Rekey { .. }) if placed.key == "key" => "the key",
             Some(NodeKind::PostgresSink(sink)) => match placed.key.strip_prefix("columns.") {
-                Some(column) if column == sink.version => "the version",
+                Some(column) if Some(column) == sink.version.as_deref() => "the version",
                 Some(column) if sink.key.iter().any(|key| key == column) => "the key",
                 _ => continue,
             },
@@ -203,7 +207,8 @@ fn report_unstable(cx: &mut Cx<'_>, draft: &Draft, flow: &[Unstable]) {
     }
     if let Some(NodeKind::PostgresSink(sink)) = &draft.kind {
         let made = |column: &str| sink.columns.iter().any(|(name, _)| name == column);
-        let columns = sink.key.iter().map(|key| ("the key", key)).chain([("the version", &sink.version)]);
+        let columns =
+            sink.key.iter().map(|key| ("the key", key)).chain(sink.version.iter().map(|v| ("the version", v)));
         for (what, column) in columns.filter(|(_, column)| !made(column)) {
             reads.push((what.to_owned(), format!(".{column}"), draft.name_span.clone()));
         }
@@ -243,13 +248,14 @@ fn deletes(cx: &mut Cx<'_>, draft: &Draft, sink: &PostgresSink) {
     }
     // Without an expression the key is the record's, but a version is nowhere else than in the value.
     let of_value = |name: &str| column(sink, name).is_some_and(|program| program.uses().value);
-    let no_version = column(sink, &sink.version).is_none() || of_value(&sink.version);
+    let Some(version) = &sink.version else { return };
+    let no_version = column(sink, version).is_none() || of_value(version);
     let [key] = &sink.key[..] else {
         let message = format!("{} deletes by null values, whose only key is the record's: one column", draft.what());
         cx.found.error(code::TOMBSTONES_DELETE, draft.name_span.clone(), message);
         return;
     };
-    let parts = [("key", key, "%key", of_value(key)), ("version", &sink.version, "%offset", no_version)];
+    let parts = [("key", key, "%key", of_value(key)), ("version", version, "%offset", no_version)];
     for (what, name, example, missing) in parts {
         if missing {
             let message = format!("{} deletes by null values, which hold no {what}", draft.what());
@@ -261,9 +267,8 @@ fn deletes(cx: &mut Cx<'_>, draft: &Draft, sink: &PostgresSink) {
 
 /// Offsets order what is in one partition, nothing else.
 fn version(cx: &mut Cx<'_>, drafts: &[Draft], draft: &Draft, sink: &PostgresSink, inputs: &[Vec<Port>]) {
-    let Some(program) = column(sink, &sink.version).filter(|program| program.uses().offset_or_partition) else {
-        return;
-    };
+    let Some(version) = &sink.version else { return };
+    let Some(program) = column(sink, version).filter(|program| program.uses().offset_or_partition) else { return };
     let index = drafts.iter().position(|other| std::ptr::eq(other, draft)).unwrap_or(0);
     let topics: usize = inputs[index].iter().map(|port| drafts[port.node.0].topics.len()).sum();
     let by_key = match &sink.key[..] {
@@ -273,7 +278,7 @@ fn version(cx: &mut Cx<'_>, drafts: &[Draft], draft: &Draft, sink: &PostgresSink
     if topics == 1 && by_key && program.source().trim() == "%offset" {
         return;
     }
-    let span = cx.programs_of(&draft.name).into_iter().find(|placed| placed.key == format!("columns.{}", sink.version));
+    let span = cx.programs_of(&draft.name).into_iter().find(|placed| placed.key == format!("columns.{version}"));
     cx.found
         .error(
             code::VERSION_OFFSET,

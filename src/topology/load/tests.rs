@@ -140,7 +140,7 @@ fn a_postgres_sink_is_read() {
     let NodeKind::PostgresSink(sink) = &t.nodes[4].kind else { panic!() };
     assert_eq!((sink.url.as_str(), sink.table.as_str()), ("${DATABASE_URL}", "s.t"));
     assert_eq!(sink.key, ["id", "line"]);
-    assert_eq!((sink.version.as_str(), sink.deleted.as_deref()), ("version", Some("gone")));
+    assert_eq!((sink.version.as_deref(), sink.deleted.as_deref()), (Some("version"), Some("gone")));
     assert_eq!(sink.delete_when.as_ref().map(|p| p.source()), Some("false"));
     let columns: Vec<_> = sink.columns.iter().map(|(name, program)| (name.as_str(), program.source())).collect();
     assert_eq!(columns, [("version", "1"), ("id", "%key"), ("line", "2")], "in the order of the file");

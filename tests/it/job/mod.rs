@@ -4,6 +4,7 @@ mod guarantees;
 mod harness;
 mod instances;
 mod kill;
+mod ledger;
 mod outages;
 mod positions;
 mod records;

@@ -4,12 +4,12 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use semel::error::Exit;
-use semel::sink::postgres::Address;
-use semel::topology::spec::PostgresSink;
+use semel::topology::spec::{Ledger, Mode, PostgresSink};
 
 use super::fixture::{Database, PATIENCE, Session, Target, writer};
 use super::proxy::{Cut, Proxy};
 use crate::support;
+use semel::sink::postgres::Address;
 
 const TABLE: &str = "id text PRIMARY KEY, version int8 NOT NULL, amount int8";
 
@@ -29,20 +29,11 @@ fn eventually(what: &str, predicate: impl FnMut() -> bool) {
 fn a_commit_that_gets_lost_is_done_again() {
     let Some(db) = Database::new("lost_commit") else { return };
     db.session.execute(&format!("CREATE TABLE t ({TABLE} CHECK (amount > 0))"));
-    let config = Address::parse(&db.url, "x").unwrap().config;
-    let port = config.get_ports().first().copied().unwrap_or(5432);
-    let server = std::net::ToSocketAddrs::to_socket_addrs(&("127.0.0.1", port)).unwrap().next().unwrap();
     for cut in [Cut::Before, Cut::After] {
         for records in [&RECORDS[..2], &RECORDS[..]] {
             db.session.execute("TRUNCATE t");
-            let proxy = Proxy::start(server, cut, 3);
-            let mut sink = db.sink("t");
-            let place = format!("127.0.0.1:{port}");
-            sink.url = sink
-                .url
-                .replace(&place, &proxy.address.to_string())
-                .replace(&format!("localhost:{port}"), &proxy.address.to_string());
-            let mut target = Target::new(sink).unwrap();
+            let proxy = Proxy::to(&db.url, cut, 3);
+            let mut target = Target::new(PostgresSink { url: proxy.url(&db.url), ..db.sink("t") }).unwrap();
             let summary = target.write(records, 4);
             assert!(proxy.done());
             // What was committed already is stale the next time.
@@ -54,6 +45,92 @@ fn a_commit_that_gets_lost_is_done_again() {
             assert_eq!(db.table(), ["a|1|1", "b|1|2", "c|1|3"][..records.len().min(3)]);
         }
     }
+}
+
+/// Case 18, with an effect that no guard makes harmless.
+#[test]
+fn a_lost_commit_adds_once_with_a_ledger() {
+    let Some(db) = Database::new("lost_sum") else { return };
+    db.session.execute(
+        "CREATE TABLE t (id text PRIMARY KEY, n int8 NOT NULL CHECK (n < 1000)); \
+         CREATE TABLE seen (event_id uuid PRIMARY KEY, seen_at timestamptz NOT NULL DEFAULT now())",
+    );
+    let records: Vec<String> = (0..12).map(|i| format!(r#"{{"event":"e{i}","id":"{}","n":{i}}}"#, i % 2)).collect();
+    let mut records: Vec<&str> = records.iter().map(String::as_str).collect();
+    // One that the database refuses, so that savepoints are at work too.
+    records.push(r#"{"event":"e12","id":"0","n":1000}"#);
+    for cut in [Cut::Before, Cut::After] {
+        for records in [&records[..12], &records[..]] {
+            db.session.execute("TRUNCATE t, seen");
+            let proxy = Proxy::to(&db.url, cut, 2);
+            let ledger = Ledger { table: format!("{}.seen", db.schema), retention: Duration::from_secs(86_400) };
+            let sink = PostgresSink {
+                url: proxy.url(&db.url),
+                mode: Mode::Add,
+                version: None,
+                dedupe: Some(ledger),
+                ..db.sink("t")
+            };
+            let mut target = Target::new(sink).unwrap();
+            let summary = target.write(records, 13);
+            assert!(proxy.done());
+            assert_eq!((summary.rows + summary.duplicates, summary.rejects.len()), (12, records.len() - 12), "{cut:?}");
+            assert_eq!(target.writer.status().counts().retries, 2);
+            assert_eq!(db.table(), ["0|30", "1|36"], "{cut:?}");
+            assert_eq!(db.session.value("SELECT count(*) FROM seen"), "12");
+        }
+    }
+}
+
+/// A server that takes no writes for a while: nothing is written, nothing is rejected, and no success is told.
+#[test]
+fn a_server_that_is_read_only_for_a_while_is_waited_for() {
+    let Some(db) = Database::new("read_only") else { return };
+    let role = format!("{}_role", db.schema);
+    db.session.execute(&format!(
+        "CREATE TABLE t ({TABLE}); CREATE ROLE {role} SUPERUSER LOGIN PASSWORD 'x'; GRANT ALL ON SCHEMA {} TO {role}",
+        db.schema
+    ));
+    let place = db.url.rsplit_once('@').map_or_else(|| db.url.split_once("://").unwrap().1, |(_, place)| place);
+    let sink = PostgresSink { url: format!("postgres://{role}:x@{place}"), ..db.sink("t") };
+    let mut target = Target::new(sink).unwrap();
+    assert_eq!(target.write(&RECORDS[..1], 1).rows, 1);
+    // As after a failover: the session that is there, and every new one, can only read.
+    db.session.execute(&format!("ALTER ROLE {role} SET default_transaction_read_only = on"));
+    let backends = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'");
+    db.session.rows(&backends);
+    target.writer.submit(target.batch(&RECORDS[1..2]));
+    eventually("it waits", || target.writer.status().waiting().is_some_and(|w| w.attempts > 2));
+    assert!(target.writer.poll(Duration::ZERO).is_none());
+    let reason = target.writer.status().waiting().unwrap().reason;
+    assert!(reason.contains("does not allow writes"), "{reason}");
+    assert_eq!(db.table(), ["a|1|1"]);
+    db.session.execute(&format!("ALTER ROLE {role} RESET default_transaction_read_only"));
+    db.session.rows(&backends);
+    assert_eq!(target.answer().unwrap().rows, 1);
+    assert_eq!(db.table(), ["a|1|1", "b|1|2"]);
+    drop(target);
+    db.session
+        .execute(&format!("REVOKE ALL ON SCHEMA {} FROM {role}; DROP OWNED BY {role}; DROP ROLE {role}", db.schema));
+}
+
+/// As a trigger at a stricter isolation would meet it: the whole batch again.
+#[test]
+fn a_serialization_failure_is_tried_again_as_a_whole() {
+    let Some(db) = Database::new("serialization") else { return };
+    db.session.execute(&format!(
+        "CREATE TABLE t ({TABLE}); CREATE SEQUENCE tries; CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
+         $$ BEGIN IF nextval('{}.tries') < 3 THEN RAISE 'could not serialize access' USING ERRCODE = '40001'; END IF; \
+         RETURN NULL; END $$; ",
+        db.schema
+    ));
+    let mut target = Target::new(db.sink("t")).unwrap();
+    db.session
+        .execute("CREATE TRIGGER refuse AFTER INSERT ON t FOR EACH ROW WHEN (new.id = 'b') EXECUTE FUNCTION refuse()");
+    let summary = target.write(&RECORDS, 4);
+    assert_eq!((summary.rows, summary.rejects), (4, Vec::new()));
+    assert_eq!(target.writer.status().counts().retries, 2);
+    assert_eq!(db.table(), ["a|1|1", "b|1|2", "bad|1|-1", "c|1|3"]);
 }
 
 #[test]

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use crate::support;
 use semel::error::Failure;
+use semel::ids::EventId;
 use semel::operator::row::Row;
 use semel::reject::Reject;
 use semel::sink::postgres::{Applied, Batch, Breaker, Checked, Writer, WriterConfig, preflight};
 use semel::topology::spec::{
-    Guarantee, Kafka, Node, NodeId, NodeKind, OnError, PostgresSink, Progress, SinkTombstones, TestCase, Topology,
-    UnknownFields,
+    Guarantee, Kafka, Mode, Node, NodeId, NodeKind, OnError, PostgresSink, Progress, SinkTombstones, TestCase,
+    Topology, UnknownFields,
 };
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
@@ -87,13 +88,15 @@ impl Database {
         PostgresSink {
             url: self.url.clone(),
             table: format!("{}.{table}", self.schema),
+            mode: Mode::Upsert,
             key: vec!["id".into()],
-            version: "version".into(),
+            version: Some("version".into()),
             deleted: None,
             delete_when: None,
             columns: Vec::new(),
             unknown_fields: UnknownFields::Ignore,
             tombstones: SinkTombstones::Reject,
+            dedupe: None,
             progress: Progress::Kafka,
             batch_rows: 1000,
             batch_bytes: 8 << 20,
@@ -179,8 +182,10 @@ impl Target {
         let columns = &self.checked.layout.columns;
         let cell = |name: &str| text(name).map(|t| Cow::Borrowed(t.as_bytes()));
         let cells = columns.iter().map(|c| (Cow::Borrowed(c.name.as_str()), cell(&c.name))).collect();
-        let version = text("version").and_then(|v| v.parse().ok()).unwrap_or_default();
-        batch.push(&Row { version, deleted: text("deleted") == Some("true"), cells })
+        let guarded = self.checked.layout.version.is_some();
+        let version = guarded.then(|| text("version").and_then(|v| v.parse().ok()).unwrap_or_default());
+        let id = text("event").and_then(|id| EventId::carried("test", id.trim_matches('"').as_bytes(), None));
+        batch.push(&Row { id, version, deleted: text("deleted") == Some("true"), cells })
     }
 
     /// Writes the records in batches of `size`.
@@ -203,6 +208,7 @@ pub fn writer(checked: &Checked, sink: &PostgresSink) -> Writer {
     Writer::spawn(WriterConfig {
         address: checked.address.clone(),
         layout: Arc::clone(&checked.layout),
+        ledger: checked.ledger.clone(),
         prepared: sink.prepared,
         breaker: Arc::new(Breaker::new("sink", sink.max_rejects_per_minute)),
     })
@@ -215,6 +221,7 @@ pub struct Summary {
     pub superseded: u64,
     pub stale: u64,
     pub ties: u64,
+    pub duplicates: u64,
     pub rejects: Vec<(usize, String)>,
 }
 
@@ -224,6 +231,7 @@ impl Summary {
         self.superseded += applied.superseded;
         self.stale += applied.stale;
         self.ties += applied.ties;
+        self.duplicates += applied.duplicates;
         self.rejects.extend(applied.rejects.iter().map(|(at, reject)| (offset + at, reject.message.clone())));
     }
 }

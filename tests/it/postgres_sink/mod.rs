@@ -2,6 +2,8 @@
 
 mod faults;
 mod fixture;
+mod ledger;
+mod modes;
 mod preflight;
 mod proxy;
 mod rows;

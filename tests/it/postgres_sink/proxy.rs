@@ -1,10 +1,12 @@
 //! A proxy that loses the connection round a COMMIT.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+
+use semel::sink::postgres::Address;
 
 /// Where a COMMIT gets lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,10 +39,26 @@ impl Proxy {
         Proxy { address, left }
     }
 
+    /// A proxy before the server of a url.
+    pub fn to(url: &str, cut: Cut, times: u32) -> Proxy {
+        let server = ("127.0.0.1", port(url)).to_socket_addrs().unwrap().next().unwrap();
+        Proxy::start(server, cut, times)
+    }
+
+    /// The url with this proxy in the place of its server.
+    pub fn url(&self, url: &str) -> String {
+        let (port, here) = (port(url), self.address.to_string());
+        url.replace(&format!("127.0.0.1:{port}"), &here).replace(&format!("localhost:{port}"), &here)
+    }
+
     /// Whether all cuts were made.
     pub fn done(&self) -> bool {
         self.left.load(Ordering::SeqCst) == 0
     }
+}
+
+fn port(url: &str) -> u16 {
+    Address::parse(url, "x").unwrap().config.get_ports().first().copied().unwrap_or(5432)
 }
 
 fn forward(mut client: TcpStream, mut server: TcpStream, cut: Cut, left: &AtomicU32) {
