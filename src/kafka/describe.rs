@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::client::Client;
 use super::code::Code;
 use super::error::{Error, Operation};
-use super::request::{c_string, request};
+use super::request::{c_string, question};
 use crate::chunk::Target;
 
 // As an integer: see `code.rs`.
@@ -110,7 +110,7 @@ pub(super) fn shapes(
     }
     let owned = unique.iter().map(|name| c_string(operation, name)).collect::<Result<Vec<_>, _>>()?;
     let mut pointers: Vec<*const c_char> = owned.iter().map(|name| name.as_ptr()).collect();
-    let answer = request(client, operation, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, timeout, |options, queue| {
+    let answer = question(client, operation, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, timeout, |options, queue| {
         // SAFETY: names and client are alive; the calls copy them, and what is made here is freed here.
         unsafe {
             let topics = rd::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
@@ -180,7 +180,7 @@ pub(super) fn configs(
         return Ok(all);
     }
     let owned = names.iter().map(|name| c_string(operation, name)).collect::<Result<Vec<_>, _>>()?;
-    let answer = request(client, operation, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBECONFIGS, timeout, |options, queue| {
+    let answer = question(client, operation, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBECONFIGS, timeout, |options, queue| {
         // SAFETY: names and client are alive; the calls copy them, and what is made here is freed here.
         unsafe {
             let mut resources: Vec<_> =

@@ -13,7 +13,7 @@ use super::code::Code;
 use super::config::millis;
 use super::error::{Error, Operation};
 use super::list::{self, List, RawEntry};
-use super::request::{c_string, request, with_trouble};
+use super::request::{c_string, question, with_trouble};
 use crate::record::{Position, TopicPartition};
 
 /// The client is looked after this often while it waits.
@@ -162,7 +162,7 @@ fn in_log_once(
             },
         );
     }
-    let answer = request(client, operation, AdminOp::RD_KAFKA_ADMIN_OP_LISTOFFSETS, timeout, |options, queue| {
+    let answer = question(client, operation, AdminOp::RD_KAFKA_ADMIN_OP_LISTOFFSETS, timeout, |options, queue| {
         options.isolation(match isolation {
             Isolation::ReadCommitted => rd::rd_kafka_IsolationLevel_t::RD_KAFKA_ISOLATION_LEVEL_READ_COMMITTED,
             Isolation::ReadUncommitted => rd::rd_kafka_IsolationLevel_t::RD_KAFKA_ISOLATION_LEVEL_READ_UNCOMMITTED,

@@ -2,6 +2,7 @@
 
 use std::ffi::{CString, c_char};
 use std::ptr;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rdkafka::bindings as rd;
@@ -11,6 +12,9 @@ use super::client::{Client, Event, Kind, text_of};
 use super::code::Code;
 use super::config::millis;
 use super::error::{Error, Operation};
+
+/// Before a question is put again.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// Options of a request.
 pub(super) struct Options(*mut rd::rd_kafka_AdminOptions_t);
@@ -81,6 +85,24 @@ pub(super) fn request(
             None => continue,
         };
         return Err(with_trouble(client, code));
+    }
+}
+
+/// A request that changes nothing: asked again where its connection breaks, until `timeout`.
+pub(super) fn question(
+    client: &Client,
+    operation: Operation,
+    native: RDKafkaAdminOp,
+    timeout: Duration,
+    mut send: impl FnMut(&Options, *mut rd::rd_kafka_queue_t),
+) -> Result<Event, Error> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match request(client, operation, native, left, &mut send) {
+            Err(error) if error.code().is_transient() && left > AGAIN => thread::sleep(AGAIN),
+            answer => return answer,
+        }
     }
 }
 

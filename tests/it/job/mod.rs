@@ -3,9 +3,11 @@
 mod guarantees;
 mod harness;
 mod instances;
+mod kafka_proxy;
 mod kill;
 mod ledger;
 mod outages;
 mod positions;
 mod records;
 mod refusals;
+mod requests;
