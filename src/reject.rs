@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 
 use crate::chunk::{Chunk, Target, TargetId};
-use crate::record::Input;
+use crate::ids;
+use crate::record::{Headers, Input, Offset};
 
 /// Why a record was rejected: a stable slug (each documented in `docs/reference.md`) and a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +38,28 @@ pub const REASONS: &[(&str, &str)] = &[
     ("tombstone", "a null value, with tombstones = \"reject\""),
     ("database", "the database refused the row"),
     ("outside-ledger", "the time in the event's id is outside what the sink's ledger remembers"),
+    ("retry", "a record of a retry topic that names no source which the stage reads"),
 ];
+
+/// Headers of a dead letter.
+pub mod header {
+    pub const TOPOLOGY: &str = "semel-error-topology";
+    pub const NODE: &str = "semel-error-node";
+    pub const TOPIC: &str = "semel-error-topic";
+    pub const PARTITION: &str = "semel-error-partition";
+    pub const OFFSET: &str = "semel-error-offset";
+    pub const REASON: &str = "semel-error-reason";
+    pub const MESSAGE: &str = "semel-error-message";
+    /// How often the record was rejected, from 1.
+    pub const ATTEMPT: &str = "semel-error-attempt";
+    /// On a record of a retry topic: the address of its dead letter, `PARTITION:OFFSET`.
+    pub const REPLAY_OF: &str = "semel-replay-of";
+    /// What all of a dead letter's own headers begin with.
+    pub const ERROR: &str = "semel-error-";
+}
+
+/// What the message of a dead letter ends with that does not hold the whole record.
+pub const CUT: &str = " [cut: the record was larger than the dead-letter topic takes]";
 
 /// Writes the dead letter of `input`: key, value, headers and timestamp as they were, then what was wrong in
 /// `semel-error-*` headers (former ones of those names are replaced). It goes to the input's partition modulo the
@@ -60,7 +82,7 @@ pub fn dead_letter(
 
     let mut message: Cow<'_, str> = truncated(&reject.message);
     if cut {
-        message.to_mut().push_str(" [cut: the record was larger than the dead-letter topic takes]");
+        message.to_mut().push_str(CUT);
     }
     let attempt = attempt(input) + 1;
 
@@ -77,7 +99,8 @@ pub fn dead_letter(
     let mut left = room.saturating_sub(out.size());
     for (name, value) in &input.headers.0 {
         let size = name.len() + value.map_or(0, <[u8]>::len) + 8;
-        let ours = name.starts_with(b"semel-error-") || (event_id.is_some() && *name == b"semel-event-id");
+        let ours =
+            name.starts_with(header::ERROR.as_bytes()) || (event_id.is_some() && *name == ids::HEADER.as_bytes());
         if ours || size > left {
             continue;
         }
@@ -85,16 +108,16 @@ pub fn dead_letter(
         out.header(name, *value);
     }
     if let Some(id) = event_id {
-        out.header(b"semel-event-id", Some(id.as_bytes()));
+        out.header(ids::HEADER.as_bytes(), Some(id.as_bytes()));
     }
-    out.header(b"semel-error-topology", Some(topology.as_bytes()))
-        .header(b"semel-error-node", Some(reject.node.as_bytes()))
-        .header(b"semel-error-topic", Some(input.topic.as_bytes()))
-        .header(b"semel-error-partition", Some(input.partition.to_string().as_bytes()))
-        .header(b"semel-error-offset", Some(input.offset.to_string().as_bytes()))
-        .header(b"semel-error-reason", Some(reject.reason.as_bytes()))
-        .header(b"semel-error-message", Some(message.as_bytes()))
-        .header(b"semel-error-attempt", Some(attempt.to_string().as_bytes()));
+    out.header(header::TOPOLOGY.as_bytes(), Some(topology.as_bytes()))
+        .header(header::NODE.as_bytes(), Some(reject.node.as_bytes()))
+        .header(header::TOPIC.as_bytes(), Some(input.topic.as_bytes()))
+        .header(header::PARTITION.as_bytes(), Some(input.partition.to_string().as_bytes()))
+        .header(header::OFFSET.as_bytes(), Some(input.offset.to_string().as_bytes()))
+        .header(header::REASON.as_bytes(), Some(reject.reason.as_bytes()))
+        .header(header::MESSAGE.as_bytes(), Some(message.as_bytes()))
+        .header(header::ATTEMPT.as_bytes(), Some(attempt.to_string().as_bytes()));
     out.finish();
 }
 
@@ -110,6 +133,85 @@ fn truncated(message: &str) -> Cow<'_, str> {
 
 /// How often the record was rejected before: its `semel-error-attempt`, 0 where there is none.
 fn attempt(input: &Input<'_>) -> u32 {
-    let value = input.headers.last("semel-error-attempt").flatten();
-    value.and_then(|v| std::str::from_utf8(v).ok()).and_then(|v| v.parse().ok()).unwrap_or(0)
+    let value = text(input, header::ATTEMPT);
+    value.and_then(|v| v.parse().ok()).unwrap_or(0)
+}
+
+fn text<'a>(input: &Input<'a>, header: &str) -> Option<&'a str> {
+    std::str::from_utf8(input.headers.last(header).flatten()?).ok()
+}
+
+/// The record that a record of a retry topic stands for, as its source had it: topic, partition and offset are the
+/// source's, and of the dead letter's headers only the attempt is left, for the next one to count on. `None` where it
+/// does not say where it comes from.
+pub fn restored<'a>(retry: &Input<'a>) -> Option<Input<'a>> {
+    let ours = |name: &[u8]| {
+        (name.starts_with(header::ERROR.as_bytes()) && name != header::ATTEMPT.as_bytes())
+            || name == header::REPLAY_OF.as_bytes()
+    };
+    Some(Input {
+        topic: text(retry, header::TOPIC)?,
+        partition: text(retry, header::PARTITION)?.parse().ok().filter(|partition| *partition >= 0)?,
+        offset: Offset(text(retry, header::OFFSET)?.parse().ok().filter(|offset| *offset >= 0)?),
+        headers: Headers(retry.headers.0.iter().filter(|(name, _)| !ours(name)).copied().collect()),
+        ..*retry
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_rejected_comes_back_as_it_was_read_and_counts_on() {
+        let target = Target {
+            topic: "t.dead-letters".into(),
+            partitions: 2,
+            max_message_bytes: 1 << 20,
+            compacted: false,
+            timestamp_before_max_ms: i64::MAX,
+            timestamp_after_max_ms: i64::MAX,
+        };
+        let input = Input {
+            topic: "in",
+            partition: 3,
+            offset: Offset(17),
+            timestamp: Some(1_700_000_000_000),
+            key: Some(b""),
+            value: None,
+            headers: Headers(vec![(b"a", Some(b"1")), (b"a", None), (b"\xff", Some(b""))]),
+        };
+        let reject = Reject { node: "n".into(), reason: "expression", message: "m".into() };
+        let mut rejected = input.clone();
+        for attempt in ["1", "2"] {
+            let mut chunk = Chunk::default();
+            dead_letter(&mut chunk, TargetId(0), &target, "t", None, &rejected, &reject);
+            let letter = chunk.get(0);
+            assert_eq!(letter.partition, 1);
+            let mut headers: Vec<_> = letter.headers().collect();
+            headers.push((header::REPLAY_OF.as_bytes(), Some(b"1:0")));
+            let retry = Input {
+                topic: "t.t.retry",
+                partition: 1,
+                offset: Offset(0),
+                timestamp: letter.timestamp,
+                key: letter.key,
+                value: letter.value,
+                headers: Headers(headers),
+            };
+            let back = restored(&retry).unwrap();
+            assert_eq!((back.topic, back.partition, back.offset), ("in", 3, Offset(17)));
+            assert_eq!((back.timestamp, back.key, back.value), (input.timestamp, input.key, None));
+            let expected: Vec<(&[u8], Option<&[u8]>)> = input
+                .headers
+                .0
+                .iter()
+                .copied()
+                .chain([(&b"semel-error-attempt"[..], Some(attempt.as_bytes()))])
+                .collect();
+            assert_eq!(back.headers.0, expected);
+            rejected.headers = Headers(expected);
+        }
+        assert!(restored(&input).is_none());
+    }
 }

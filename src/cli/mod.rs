@@ -6,6 +6,7 @@ use crate::error::{Exit, Failure};
 
 mod check;
 mod dev;
+mod dlq;
 mod explain;
 mod file;
 mod output;
@@ -43,6 +44,8 @@ enum Command {
     Explain(explain::Args),
     /// Run the [[tests]] of topology files on the real operators, without a broker.
     Test(test::Args),
+    /// Dead letters: list them, show one, send them back.
+    Dlq(dlq::Args),
     /// A local Kafka and Postgres to play with.
     Dev(dev::Args),
 }
@@ -73,6 +76,7 @@ pub fn main() -> Exit {
         Command::Check(args) => check::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Test(args) => test::run(args),
+        Command::Dlq(args) => dlq::run(args),
         Command::Dev(args) => dev::run(args),
     };
     result.unwrap_or_else(|failure: Failure| {

@@ -14,6 +14,7 @@ use super::code::Code;
 use super::config::Connection;
 use super::describe::{self, Shape, TopicInfo};
 use super::error::{Error, Operation};
+use super::groups::{self, Group};
 use super::list::{self, List};
 use super::offsets::{self, At, Committed, Isolation};
 use super::options::ConsumerOptions;
@@ -150,6 +151,25 @@ impl Admin {
         Ok(made)
     }
 
+    /// Makes a topic of semel's own, if it is not there, with the broker's replication. It takes any time that a record
+    /// may have, and keeps it. Answers the topic.
+    pub fn internal_topic(&self, name: &str, partitions: i32, config: &[(&str, String)]) -> Result<TopicInfo, Error> {
+        if let Some(info) = self.topic(name)? {
+            return Ok(info);
+        }
+        let mut config: BTreeMap<String, String> =
+            config.iter().map(|(setting, value)| ((*setting).to_owned(), value.clone())).collect();
+        config.insert("message.timestamp.before.max.ms".to_owned(), i64::MAX.to_string());
+        config.insert("message.timestamp.after.max.ms".to_owned(), i64::MAX.to_string());
+        if let Err(error) = self.create_topic(name, partitions, -1, &config) {
+            // Brokers before 3.6 do not know the limits of times, and have none.
+            config.retain(|setting, _| !setting.starts_with("message.timestamp."));
+            self.create_topic(name, partitions, -1, &config).map_err(|_| error)?;
+        }
+        let operation = Operation::Admin("making a topic");
+        self.topic(name)?.ok_or_else(|| Error::of_code(operation, Code::UNKNOWN_TOPIC).at(name, None))
+    }
+
     /// Deletes topics and waits until the brokers have forgotten them. Those that do not exist are no matter.
     pub fn delete_topics(&self, names: &[&str]) -> Result<(), Error> {
         let operation = Operation::Admin("deleting a topic");
@@ -254,6 +274,11 @@ impl Admin {
         let client = Arc::new(Client::new(Kind::Member, &options.settings(&self.connection))?);
         askers.insert((group.to_owned(), stable), Arc::clone(&client));
         Ok(client)
+    }
+
+    /// A consumer group with its members; one that does not exist has none.
+    pub fn group(&self, group: &str) -> Result<Group, Error> {
+        groups::describe(&self.client, group, self.timeout)
     }
 
     fn request(

@@ -67,11 +67,7 @@ impl Consumer {
 
     /// Joins the group for these topics. A name that starts with `^` is a pattern.
     pub fn subscribe(&self, topics: &[&str]) -> Result<(), Error> {
-        let partitions: Vec<_> = topics.iter().map(|topic| TopicPartition::new(*topic, -1)).collect();
-        let list = List::of_partitions(partitions.iter());
-        // SAFETY: client and list are alive; the call copies the list.
-        let code = Code(unsafe { rd::rd_kafka_subscribe(self.client.ptr(), list.as_ptr()) } as i32);
-        if code.is_error() { Err(Error::of_code(Operation::Subscribe, code)) } else { Ok(()) }
+        self.group.subscribe(topics)
     }
 
     /// Waits up to `timeout` for what comes next. A message borrows the consumer, so none can be held across a change

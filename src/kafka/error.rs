@@ -222,6 +222,11 @@ impl Error {
         self.code == Code::UNKNOWN_TOPIC || local.contains(&self.code)
     }
 
+    /// There is no group of that name.
+    pub fn is_unknown_group(&self) -> bool {
+        self.code == Code::GROUP_ID_NOT_FOUND
+    }
+
     /// What this asks of the worker.
     pub fn disposition(&self) -> Disposition {
         use Operation::*;

@@ -44,6 +44,26 @@ impl GroupHandle {
         }
     }
 
+    /// Joins the group for these topics, or changes what is read; a rebalance follows.
+    pub fn subscribe(&self, topics: &[&str]) -> Result<(), Error> {
+        let closed = || Error::new(Operation::Subscribe, Code::STATE, "the consumer is closed");
+        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)?;
+        let partitions: Vec<_> = topics.iter().map(|topic| TopicPartition::new(*topic, -1)).collect();
+        let list = List::of_partitions(partitions.iter());
+        // SAFETY: client and list are alive; the call copies the list.
+        let code = Code(unsafe { rd::rd_kafka_subscribe(client.ptr(), list.as_ptr()) } as i32);
+        if code.is_error() { Err(Error::of_code(Operation::Subscribe, code)) } else { Ok(()) }
+    }
+
+    /// Gives up what is read and leaves the group, to join it anew with [`subscribe`](Self::subscribe).
+    pub fn unsubscribe(&self) -> Result<(), Error> {
+        let closed = || Error::new(Operation::Subscribe, Code::STATE, "the consumer is closed");
+        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)?;
+        // SAFETY: the client is alive.
+        let code = Code(unsafe { rd::rd_kafka_unsubscribe(client.ptr()) } as i32);
+        if code.is_error() { Err(Error::of_code(Operation::Subscribe, code)) } else { Ok(()) }
+    }
+
     /// Commits positions outside a transaction, for at-least-once. Blocks until the broker has answered or `timeout`
     /// has passed; then the outcome is unknown and committing the same positions again is harmless.
     pub fn commit(&self, positions: &[(TopicPartition, Position)], timeout: Duration) -> Result<(), Error> {

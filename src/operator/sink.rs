@@ -6,6 +6,7 @@ use crate::clock::Clock;
 use crate::expr::{Fault, Metadata, Program, Runtime};
 use crate::ids::{self, Deriver, EventId};
 use crate::record::Input;
+use crate::reject::header;
 
 use super::key::{self, Made};
 use super::source::Event;
@@ -132,7 +133,8 @@ struct Headers {
     size: usize,
 }
 
-/// The input's headers in order; the event id takes the place of the one that the input carries, or comes last.
+/// The input's headers in order; the event id takes the place of the one that the input carries, or comes last. How often
+/// a record was rejected before is between semel and its dead letters.
 fn write_headers(out: &mut Builder<'_>, input: &Input<'_>, id: Option<EventId>) -> Headers {
     let mut buffer = [0; 36];
     let mut id = id.map(|id| id.text(&mut buffer).as_bytes());
@@ -148,7 +150,7 @@ fn write_headers(out: &mut Builder<'_>, input: &Input<'_>, id: Option<EventId>) 
             if let Some(id) = id.take() {
                 write(name, Some(id));
             }
-        } else {
+        } else if *name != header::ATTEMPT.as_bytes() {
             write(name, *value);
         }
     }

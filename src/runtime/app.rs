@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::Clock;
 use crate::error::{Exit, Failure};
-use crate::kafka::{Admin, Connection, Consumer, ConsumerOptions, Error};
+use crate::kafka::{Admin, Connection, Consumer, ConsumerOptions, Error, GroupHandle};
 use crate::observe::progress::Display;
 use crate::observe::status::StageStatus;
 use crate::operator::{Environment, Pipeline};
@@ -20,8 +20,9 @@ use crate::runtime::link::link;
 use crate::runtime::positions::Positions;
 use crate::runtime::postgres_task::PostgresTask;
 use crate::runtime::preflight::{self, StageTopics};
+use crate::runtime::subscriptions::{Subscription, Subscriptions};
 use crate::runtime::task::Task;
-use crate::runtime::worker::{Worker, WorkerOptions};
+use crate::runtime::worker::{RetryTopic, Worker, WorkerOptions};
 use crate::sink::postgres::{self, Checked};
 use crate::topology::plan::{Plan, Stage, StageKind};
 use crate::topology::spec::{NodeKind, Topology};
@@ -92,7 +93,10 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
     }
     let statuses: Vec<_> = running.iter().map(|r| Arc::clone(&r.status)).collect();
     let mut display = Display::new(&statuses, options.progress);
-    let watched = watch(&running, drain, &options.stop, &admin, &stages, &topics, &mut display);
+    let mut looked_after = Subscriptions::new(subscriptions(plan, &stages, &topics, &running));
+    let watched = watch(&running, drain, &mut looked_after, &options.stop, &admin, &mut || {
+        display.tick(|| preflight::lags(&admin, &stages, &topics));
+    });
     options.stop.store(true, Ordering::SeqCst);
     let mut result = watched;
     for stage in running {
@@ -129,7 +133,7 @@ fn chosen<'a>(plan: &'a Plan, only: Option<&str>) -> Result<Vec<&'a Stage>, Fail
 fn unset_variables(topology: &Topology, stages: &[&Stage]) -> Result<(), Failure> {
     let used = |node: &Option<String>| match node {
         None => true,
-        Some(name) => stages.iter().any(|stage| stage_nodes(stage).iter().any(|id| topology.nodes[id.0].name == *name)),
+        Some(name) => stages.iter().any(|stage| stage.nodes().iter().any(|id| topology.nodes[id.0].name == *name)),
     };
     let unset: Vec<String> = topology
         .unset
@@ -140,22 +144,29 @@ fn unset_variables(topology: &Topology, stages: &[&Stage]) -> Result<(), Failure
     if unset.is_empty() { Ok(()) } else { Err(Failure::refused(unset.join("\n"))) }
 }
 
-fn stage_nodes(stage: &Stage) -> Vec<crate::topology::spec::NodeId> {
-    match &stage.kind {
-        StageKind::Kafka { sources, nodes } => sources.iter().chain(nodes).copied().collect(),
-        StageKind::Postgres { sink, .. } => vec![*sink],
+fn subscriptions(plan: &Plan, stages: &[&Stage], topics: &[StageTopics], running: &[Running]) -> Vec<Subscription> {
+    let mut subscriptions = Vec::new();
+    for ((stage, topics), running) in stages.iter().zip(topics).zip(running) {
+        let topics: Vec<String> = topics.sources.iter().map(|(topic, _, _)| topic.to_string()).collect();
+        subscriptions.push(Subscription {
+            group: stage.group.clone(),
+            retry: Some(plan.retry(stage)).filter(|retry| !topics.contains(retry)),
+            topics,
+            members: running.members.clone(),
+            covered: false,
+        });
     }
+    subscriptions
 }
 
 /// Waits until the job is drained or told to stop, or a worker ends by itself.
 fn watch(
     running: &[Running],
     mut drain: Option<Drain>,
+    subscriptions: &mut Subscriptions,
     stop: &AtomicBool,
     admin: &Admin,
-    stages: &[&Stage],
-    topics: &[StageTopics],
-    display: &mut Display,
+    tick: &mut dyn FnMut(),
 ) -> Result<(), Failure> {
     loop {
         if stop.load(Ordering::Relaxed) || running.iter().any(Running::is_finished) {
@@ -166,7 +177,8 @@ fn watch(
         {
             return Ok(());
         }
-        display.tick(|| preflight::lags(admin, stages, topics));
+        tick();
+        subscriptions.look(admin);
         std::thread::sleep(TICK);
     }
 }
@@ -182,6 +194,7 @@ struct Running {
     status: Arc<StageStatus>,
     workers: Vec<JoinHandle<Result<(), Failure>>>,
     committers: Vec<JoinHandle<()>>,
+    members: Vec<GroupHandle>,
     /// Held until every thread is gone: no other process may take the identity before.
     _identity: Identity,
 }
@@ -238,11 +251,14 @@ impl Job<'_> {
         for former in topology.workers..identity.workers_ever {
             retire(&committer_options(former))?;
         }
-        let mut ready = Vec::new();
+        let (mut ready, mut members) = (Vec::new(), Vec::new());
         for worker in 0..topology.workers {
-            ready.push(self.worker(stage, topics, checked.as_ref(), &base, committer_options(worker), &status)?);
+            let (worker, committer) =
+                self.worker(stage, topics, checked.as_ref(), &base, committer_options(worker), &status)?;
+            members.push(worker.member());
+            ready.push((worker, committer));
         }
-        let mut running = Running { status, workers: Vec::new(), committers: Vec::new(), _identity: identity };
+        let mut running = Running { status, workers: Vec::new(), committers: Vec::new(), members, _identity: identity };
         for (number, (worker, committer)) in ready.into_iter().enumerate() {
             let name = format!("{}-{number}", stage.name);
             running.committers.push(spawn(&format!("{name}-commit"), move || committer.run())?);
@@ -291,6 +307,7 @@ impl Job<'_> {
             channel_bytes: (topology.memory / 3) as usize,
             revoke_timeout: topology.transaction_timeout.min(MAX_POLL_INTERVAL / 2),
             shutdown_timeout: topology.shutdown_timeout,
+            retry: RetryTopic { topic: self.plan.retry(stage), sources: self.plan.reads(stage) },
         };
         let worker = Worker::new(
             worker_options,

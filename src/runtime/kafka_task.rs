@@ -23,8 +23,9 @@ pub struct KafkaTask {
 }
 
 impl KafkaTask {
+    /// The source that reads a topic; some source for a record of which that is not known.
     fn source(&self, topic: &str) -> NodeId {
-        *self.sources.get(topic).expect("only topics of sources are subscribed to")
+        *self.sources.get(topic).or_else(|| self.sources.values().min()).expect("a stage has sources")
     }
 
     fn count(&self, outcome: Result<Outcome, Stop>) -> Result<(), Failure> {
@@ -46,10 +47,15 @@ impl Task for KafkaTask {
         self.count(outcome)
     }
 
-    fn reject(&mut self, input: &Input<'_>, reason: &'static str, chunk: &mut Chunk) -> Result<(), Failure> {
+    fn reject(
+        &mut self,
+        input: &Input<'_>,
+        reason: &'static str,
+        message: String,
+        chunk: &mut Chunk,
+    ) -> Result<(), Failure> {
         let source = self.source(input.topic);
-        let message = format!("the broker refused an output of this record: {reason}");
-        let reject = Reject { node: self.names[source.0].clone(), reason: "broker", message };
+        let reject = Reject { node: self.names[source.0].clone(), reason, message };
         let outcome = self.pipeline.reject(source, input, reject, chunk);
         self.count(outcome)
     }

@@ -11,5 +11,6 @@ mod positions;
 mod postgres_task;
 pub mod preflight;
 pub mod shutdown;
+mod subscriptions;
 mod task;
 mod worker;

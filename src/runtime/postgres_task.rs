@@ -181,9 +181,14 @@ impl Task for PostgresTask {
         Ok(())
     }
 
-    fn reject(&mut self, input: &Input<'_>, reason: &'static str, _chunk: &mut Chunk) -> Result<(), Failure> {
-        let message = format!("the broker refused the dead letter of this record: {reason}");
-        self.letter(input, &Reject { node: self.sink.clone(), reason: "broker", message });
+    fn reject(
+        &mut self,
+        input: &Input<'_>,
+        reason: &'static str,
+        message: String,
+        _chunk: &mut Chunk,
+    ) -> Result<(), Failure> {
+        self.letter(input, &Reject { node: self.sink.clone(), reason, message });
         Ok(())
     }
 

@@ -20,7 +20,7 @@ const DEAD_LETTER_ROOM: usize = 64 * 1024;
 /// What a stage needs to know of the broker's topics.
 #[derive(Clone, Debug)]
 pub struct StageTopics {
-    /// Topics read, with where each starts.
+    /// Topics read, with where each starts; the stage's retry topic is last, where there is one.
     pub sources: Vec<(Arc<str>, Start, TopicInfo)>,
     /// Topics written; the dead-letter topic is last.
     pub targets: Vec<Target>,
@@ -92,8 +92,10 @@ pub fn topics(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<Stage
         missing.iter().filter_map(|(sink, topic, _)| unwritable(sink, topic, new.get(*topic)?)).collect(),
     )?;
     infos.extend(new);
+    let retries: BTreeSet<String> = stages.iter().map(|stage| plan.retry(stage)).collect();
+    infos.extend(describe(admin, &retries)?);
     let dead_letters = dead_letter_topic(plan, stages, admin, &infos)?;
-    Ok(stages.iter().map(|stage| stage_topics(topology, stage, &infos, &dead_letters)).collect())
+    Ok(stages.iter().map(|stage| stage_topics(plan, stage, &infos, &dead_letters)).collect())
 }
 
 fn inspect<'a>(topology: &'a Topology, stages: &[&Stage], admin: &Admin) -> Result<Found<'a>, Failure> {
@@ -155,14 +157,12 @@ fn refuse(topology: &Topology, problems: Vec<Problem>) -> Result<(), Failure> {
     Err(Failure::refused(format!("at {}: {}", topology.kafka.brokers, messages.join("\n  "))))
 }
 
-fn stage_topics(
-    topology: &Topology,
-    stage: &Stage,
-    infos: &BTreeMap<String, TopicInfo>,
-    dead_letters: &Target,
-) -> StageTopics {
+fn stage_topics(plan: &Plan, stage: &Stage, infos: &BTreeMap<String, TopicInfo>, dead_letters: &Target) -> StageTopics {
+    let topology = &*plan.topology;
+    let retry = infos.get_key_value(&plan.retry(stage)).map(|(topic, _)| (topic.clone(), Start::Earliest));
     let sources: Vec<_> = read_topics(topology, stage)
         .into_iter()
+        .chain(retry)
         .map(|(topic, start)| (Arc::from(topic.as_str()), start, infos[&topic].clone()))
         .collect();
     let mut targets: Vec<Target> =
@@ -260,22 +260,13 @@ fn dead_letter_topic(
         stages.iter().flat_map(|stage| read_topics(&plan.topology, stage)).map(|(topic, _)| &infos[&topic]).collect();
     let partitions = read.iter().map(|info| info.partitions).max().unwrap_or(1);
     let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
-    let mut config = BTreeMap::from([
-        ("retention.ms".to_owned(), REPLAY_WINDOW.as_millis().to_string()),
-        ("max.message.bytes".to_owned(), (largest + DEAD_LETTER_ROOM).to_string()),
-        // A record that is rejected for its time keeps that time.
-        ("message.timestamp.before.max.ms".to_owned(), i64::MAX.to_string()),
-        ("message.timestamp.after.max.ms".to_owned(), i64::MAX.to_string()),
-    ]);
-    let failed = |e: Error| asked(&e, &format!("cannot create the dead-letter topic {name:?}"));
-    if let Err(error) = admin.create_topic(&name, partitions, -1, &config) {
-        // Brokers before 3.6 do not know the limits of times, and have none.
-        config.retain(|setting, _| !setting.starts_with("message.timestamp."));
-        admin.create_topic(&name, partitions, -1, &config).map_err(|_| failed(error))?;
-    }
-    let info = describe(admin, &BTreeSet::from([name.clone()]))?.remove(&name);
+    let config = [
+        ("retention.ms", REPLAY_WINDOW.as_millis().to_string()),
+        ("max.message.bytes", (largest + DEAD_LETTER_ROOM).to_string()),
+    ];
+    let info = admin.internal_topic(&name, partitions, &config);
     info.map(|info| info.target(name.as_str()))
-        .ok_or_else(|| Failure::unreachable(format!("topic {name:?} was made but is not there")))
+        .map_err(|e| asked(&e, &format!("cannot create the dead-letter topic {name:?}")))
 }
 
 fn describe(admin: &Admin, names: &BTreeSet<String>) -> Result<BTreeMap<String, TopicInfo>, Failure> {
@@ -285,7 +276,7 @@ fn describe(admin: &Admin, names: &BTreeSet<String>) -> Result<BTreeMap<String, 
 }
 
 /// An error of a question at start: what the broker refuses is refused, anything else is a broker out of reach.
-fn asked(error: &Error, what: &str) -> Failure {
+pub fn asked(error: &Error, what: &str) -> Failure {
     match error.disposition() {
         Disposition::Fatal(exit) => Failure::new(exit, format!("{what}: {error}")),
         Disposition::Retry => Failure::unreachable(format!("{what}: {error}")),

@@ -11,8 +11,14 @@ pub trait Task: Send {
     /// Takes one record. Its outputs go into `chunk`: all of them, or its dead letter. An error stops the job.
     fn process(&mut self, input: &Input<'_>, chunk: &mut Chunk) -> Result<(), Failure>;
 
-    /// Rejects a record that the broker refused.
-    fn reject(&mut self, input: &Input<'_>, reason: &'static str, chunk: &mut Chunk) -> Result<(), Failure>;
+    /// Rejects a record for a reason that was found outside: the broker refused it, or nobody knows its source.
+    fn reject(
+        &mut self,
+        input: &Input<'_>,
+        reason: &'static str,
+        message: String,
+        chunk: &mut Chunk,
+    ) -> Result<(), Failure>;
 
     /// Whether another record can be taken. Does not block.
     fn has_room(&mut self) -> Result<bool, Failure> {

@@ -9,4 +9,4 @@ pub mod plan;
 pub mod report;
 pub mod spec;
 
-pub use load::{DEAD_LETTERS, Loaded, REPLAY_WINDOW, UNMATCHED, duration_text, load, locate};
+pub use load::{DEAD_LETTERS, Loaded, REPLAY_WINDOW, UNMATCHED, duration_text, load, locate, units};

@@ -98,6 +98,16 @@ impl Plan {
         self.topology.dead_letters()
     }
 
+    /// The topic through which dead letters come back to the stage that rejected them.
+    pub fn retry(&self, stage: &Stage) -> String {
+        format!("{}.{}.retry", self.topology.name, stage.name)
+    }
+
+    /// The stage that a node works in.
+    pub fn stage_of(&self, node: &str) -> Option<&Stage> {
+        self.stages.iter().find(|stage| stage.nodes().iter().any(|id| self.topology.nodes[id.0].name == node))
+    }
+
     /// The topics that a stage reads, in the order of the file.
     pub fn reads(&self, stage: &Stage) -> Vec<String> {
         let nodes = match &stage.kind {
@@ -134,6 +144,16 @@ impl Plan {
     /// Whether a commit of this topology is a Kafka transaction.
     pub fn transactional(&self) -> bool {
         self.topology.guarantee == Guarantee::ExactlyOnce
+    }
+}
+
+impl Stage {
+    /// The nodes that work in it; a source that only Postgres stages read is in none.
+    pub fn nodes(&self) -> Vec<NodeId> {
+        match &self.kind {
+            StageKind::Kafka { sources, nodes } => sources.iter().chain(nodes).copied().collect(),
+            StageKind::Postgres { sink, .. } => vec![*sink],
+        }
     }
 }
 

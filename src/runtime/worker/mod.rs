@@ -13,9 +13,9 @@ use crate::chunk::Chunk;
 use crate::commit::Cause;
 use crate::commit::progress::Progress;
 use crate::error::{Disposition, Exit, Failure};
-use crate::kafka::{Consumer, Error, Polled};
+use crate::kafka::{Consumer, Error, GroupHandle, Polled};
 use crate::observe::status::StageStatus;
-use crate::record::TopicPartition;
+use crate::record::{Input, TopicPartition};
 use crate::runtime::link::{ToWorker, WorkerEnd};
 use crate::runtime::positions::{Found, Positions};
 use crate::runtime::task::Task;
@@ -43,6 +43,25 @@ pub struct WorkerOptions {
     /// `max.poll.interval.ms`.
     pub revoke_timeout: Duration,
     pub shutdown_timeout: Duration,
+    pub retry: RetryTopic,
+}
+
+/// The topic through which dead letters come back to a stage.
+#[derive(Clone, Debug)]
+pub struct RetryTopic {
+    pub topic: String,
+    /// The topics that the stage reads: a record has to come from one of them.
+    pub sources: Vec<String>,
+}
+
+impl RetryTopic {
+    fn is(&self, input: &Input<'_>) -> bool {
+        self.topic == input.topic
+    }
+
+    fn knows(&self, restored: &Input<'_>) -> bool {
+        self.sources.iter().any(|topic| *topic == restored.topic)
+    }
 }
 
 /// A worker with its consumer and task, ready to run on a thread of its own.
@@ -87,6 +106,11 @@ impl Worker {
             quiet_until: Instant::now() + PATIENCE,
         };
         Worker { consumer, state }
+    }
+
+    /// Its membership of the group, for another thread.
+    pub fn member(&self) -> GroupHandle {
+        self.consumer.group()
     }
 
     /// Runs until it is told to stop or cannot go on. What was processed is committed first where that is possible.

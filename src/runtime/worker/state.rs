@@ -12,6 +12,7 @@ use crate::commit::{Cause, Epoch};
 use crate::error::Failure;
 use crate::observe::status::StageStatus;
 use crate::record::{Input, Offset, Position, TopicPartition};
+use crate::reject::restored;
 use crate::runtime::link::{ToCommitter, WorkerEnd};
 use crate::runtime::positions::{Found, Positions};
 use crate::runtime::task::Task;
@@ -113,8 +114,17 @@ impl State {
                     && partition.partition == input.partition
                     && *partition.topic == *input.topic =>
             {
-                self.task.reject(input, reason, &mut self.chunk)?;
+                let message = format!("the broker refused what this record made: {reason}");
+                let restored = if self.options.retry.is(input) { restored(input) } else { None };
+                self.task.reject(restored.as_ref().unwrap_or(input), "broker", message, &mut self.chunk)?;
             }
+            _ if self.options.retry.is(input) => match restored(input).filter(|i| self.options.retry.knows(i)) {
+                Some(restored) => self.task.process(&restored, &mut self.chunk)?,
+                None => {
+                    let message = "no header says which source of this stage it comes from".to_owned();
+                    self.task.reject(input, "retry", message, &mut self.chunk)?;
+                }
+            },
             _ => self.task.process(input, &mut self.chunk)?,
         }
         self.status.records_in.add(1);

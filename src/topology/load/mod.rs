@@ -31,7 +31,7 @@ mod toml_string;
 mod top;
 mod topics;
 mod transforms;
-mod units;
+pub mod units;
 mod values;
 
 pub use cases::DEAD_LETTERS;

@@ -1,0 +1,112 @@
+//! Reading ranges of a topic outside any group: dead letters, what a job remembers, what an audit compares.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use super::admin::Admin;
+use super::code::Code;
+use super::config::Connection;
+use super::consumer::{Consumer, Polled};
+use super::error::{Error, Operation};
+use super::offsets::{At, Isolation};
+use super::options::ConsumerOptions;
+use crate::record::{Input, Position, TopicPartition};
+
+const SLICE: Duration = Duration::from_millis(100);
+
+/// Reads committed records, one partition after the other.
+#[derive(Debug)]
+pub struct Reader {
+    consumer: Consumer,
+    admin: Admin,
+    patience: Duration,
+}
+
+/// A part of a partition: from a position up to another, which is not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub partition: TopicPartition,
+    pub from: Position,
+    pub to: Position,
+}
+
+impl Reader {
+    /// `patience`: how long nothing may come before a read is given up.
+    pub fn new(connection: &Connection, admin: &Admin, patience: Duration) -> Result<Reader, Error> {
+        // It never joins the group: positions are given.
+        let options = ConsumerOptions { end_of_partition: true, ..ConsumerOptions::new(&connection.client_id) };
+        let consumer = Consumer::new(connection, &options)?;
+        Ok(Reader { consumer, admin: admin.within(patience), patience })
+    }
+
+    /// All of a topic that is there now: up to the last stable offsets, or up to the ends of the log, where what is
+    /// still open is waited for.
+    pub fn whole(admin: &Admin, topic: &str, partitions: i32, isolation: Isolation) -> Result<Vec<Range>, Error> {
+        let all = || (0..partitions).map(|partition| TopicPartition::new(topic, partition));
+        let ask = |at, isolation| admin.offsets(&all().map(|p| (p, at)).collect::<Vec<_>>(), isolation);
+        let from = ask(At::Earliest, Isolation::ReadUncommitted)?;
+        let to: std::collections::BTreeMap<_, _> = ask(At::Latest, isolation)?.into_iter().collect();
+        let mut ranges: Vec<Range> = from
+            .into_iter()
+            .filter_map(|(partition, from)| {
+                let to = to.get(&partition).copied().flatten()?;
+                Some(Range { partition, from: from?, to })
+            })
+            .collect();
+        ranges.sort_by(|a, b| a.partition.cmp(&b.partition));
+        Ok(ranges)
+    }
+
+    /// Reads a range in order until its end, or until `take` has had enough. Blocks. Errors: what `take` says; nothing
+    /// came for `patience`; records before `from` were deleted.
+    pub fn read<E: From<Error>>(
+        &mut self,
+        range: &Range,
+        mut take: impl FnMut(&Input<'_>) -> Result<ControlFlow<()>, E>,
+    ) -> Result<(), E> {
+        if range.from >= range.to {
+            return Ok(());
+        }
+        let partition = std::slice::from_ref(&range.partition);
+        self.consumer.assign(&[(range.partition.clone(), range.from)])?;
+        let mut heard = Instant::now();
+        let mut at_end = false;
+        loop {
+            match self.consumer.poll(SLICE) {
+                Polled::Record(message) => {
+                    heard = Instant::now();
+                    let input = message.to_input(Vec::new());
+                    let other = input.topic != &*range.partition.topic || input.partition != range.partition.partition;
+                    if other || Position(input.offset.0) < range.from {
+                        continue;
+                    }
+                    if Position(input.offset.0) >= range.to || take(&input)?.is_break() {
+                        return Ok(());
+                    }
+                    continue;
+                }
+                Polled::EndOfPartition(ended) if ended == range.partition => at_end = true,
+                Polled::Failed(error) if error.is_out_of_range() || error.is_fatal() => return Err(error.into()),
+                _ => {}
+            }
+            let position = self.consumer.position(partition).pop().and_then(|(_, position)| position);
+            if position.is_some_and(|position| position >= range.to) {
+                return Ok(());
+            }
+            // Where only markers lie at the end no record moves the position over them.
+            if at_end && self.stable(&range.partition)? >= range.to {
+                return Ok(());
+            }
+            if heard.elapsed() >= self.patience {
+                let place = &range.partition;
+                let error = Error::of_code(Operation::Consume, Code::TIMED_OUT);
+                return Err(error.at(place.topic.clone(), Some(place.partition)).into());
+            }
+        }
+    }
+
+    fn stable(&self, partition: &TopicPartition) -> Result<Position, Error> {
+        let answer = self.admin.offsets(&[(partition.clone(), At::Latest)], Isolation::ReadCommitted)?;
+        Ok(answer.first().and_then(|(_, end)| *end).unwrap_or(Position(0)))
+    }
+}
