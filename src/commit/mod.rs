@@ -1,6 +1,7 @@
 //! The commit protocol without I/O: what a committer does next (`protocol`) and what a worker knows of its positions
 //! (`progress`). A seeded random simulation drives both through every fault.
 
+pub mod metadata;
 pub mod progress;
 pub mod protocol;
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::bindings as rd;
 use rdkafka::types::{RDKafkaAdminOp as AdminOp, RDKafkaResourceType as ResourceType};
+use uuid::Uuid;
 
 use super::client::{Client, Event, Kind};
 use super::code::Code;
@@ -16,7 +17,7 @@ use super::describe::{self, Shape, TopicInfo};
 use super::error::{Error, Operation};
 use super::groups::{self, Group};
 use super::list::{self, List};
-use super::offsets::{self, At, Committed, Isolation};
+use super::offsets::{self, At, Committed, CommittedWith, Isolation};
 use super::options::ConsumerOptions;
 use super::request::{c_string, construct, request, with_trouble};
 use crate::record::{Position, TopicPartition};
@@ -262,6 +263,24 @@ impl Admin {
         let client = self.asker(group, stable)?;
         client.serve();
         offsets::committed(&client, partitions, self.timeout)
+    }
+
+    /// [`committed`](Self::committed), and what was committed beside each position.
+    pub fn commits(
+        &self,
+        group: &str,
+        partitions: &[TopicPartition],
+        stable: bool,
+    ) -> Result<Vec<CommittedWith>, Error> {
+        let client = self.asker(group, stable)?;
+        client.serve();
+        offsets::commits(&client, partitions, self.timeout)
+    }
+
+    /// The ids and partition counts of topics that exist, by name.
+    pub fn shapes(&self, names: &[&str]) -> Result<BTreeMap<String, (Uuid, i32)>, Error> {
+        let shapes = describe::shapes(&self.client, names, self.timeout)?;
+        Ok(shapes.into_iter().filter_map(|(name, shape)| shape.map(|s| (name, (s.id, s.partitions)))).collect())
     }
 
     /// A consumer of the group that never joins it.

@@ -18,6 +18,7 @@ use super::list::{self, List, RawEntry};
 use super::message::Message;
 use super::offsets;
 use super::options::ConsumerOptions;
+use crate::commit::metadata::TopicIds;
 use crate::record::{Position, TopicPartition};
 
 /// How long dropping a consumer may take when nobody closed it.
@@ -237,6 +238,15 @@ impl Consumer {
         unsafe { rd::rd_kafka_resume_partitions(self.client.ptr(), list.as_ptr()) };
     }
 
+    /// [`committed`](Self::committed), and what was committed beside each position.
+    pub fn commits(
+        &self,
+        partitions: &[TopicPartition],
+        timeout: Duration,
+    ) -> Result<Vec<offsets::CommittedWith>, Error> {
+        offsets::commits(&self.client, partitions, timeout)
+    }
+
     /// The group's positions; `None` where it has none. With `read_committed`, a position that an open transaction
     /// holds is waited for up to `timeout` and then an error of its partition.
     pub fn committed(
@@ -257,8 +267,13 @@ impl Consumer {
     }
 
     /// [`GroupHandle::commit`]
-    pub fn commit(&self, positions: &[(TopicPartition, Position)], timeout: Duration) -> Result<(), Error> {
-        self.group.commit(positions, timeout)
+    pub fn commit(
+        &self,
+        positions: &[(TopicPartition, Position)],
+        ids: &TopicIds,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        self.group.commit(positions, ids, timeout)
     }
 
     /// The membership, for another thread.

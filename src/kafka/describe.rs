@@ -76,7 +76,7 @@ impl TopicInfo {
 /// What metadata says of a topic.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
-    id: Uuid,
+    pub id: Uuid,
     pub partitions: i32,
     replicas: i32,
 }

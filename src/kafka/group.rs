@@ -12,6 +12,7 @@ use super::client::Client;
 use super::code::Code;
 use super::error::{Error, Operation};
 use super::list::{self, List};
+use crate::commit::metadata::TopicIds;
 use crate::record::{Position, TopicPartition};
 
 /// A consumer's membership. Any thread may hold a clone; it answers nothing once the consumer is closed.
@@ -64,12 +65,17 @@ impl GroupHandle {
         if code.is_error() { Err(Error::of_code(Operation::Subscribe, code)) } else { Ok(()) }
     }
 
-    /// Commits positions outside a transaction, for at-least-once. Blocks until the broker has answered or `timeout`
+    /// Commits positions outside a transaction, each with the id of its topic, for at-least-once. Blocks until the broker has answered or `timeout`
     /// has passed; then the outcome is unknown and committing the same positions again is harmless.
-    pub fn commit(&self, positions: &[(TopicPartition, Position)], timeout: Duration) -> Result<(), Error> {
+    pub fn commit(
+        &self,
+        positions: &[(TopicPartition, Position)],
+        ids: &TopicIds,
+        timeout: Duration,
+    ) -> Result<(), Error> {
         let closed = || Error::new(Operation::CommitPositions, Code::STATE, "the consumer is closed");
         let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)?;
-        let list = List::of_positions(positions);
+        let list = List::of_commit(positions, ids);
         let queue = client.new_queue();
         // SAFETY: client, list and queue are alive; the call copies the list. Without a callback the answer comes to
         // the queue as an event.

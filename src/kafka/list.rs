@@ -8,7 +8,12 @@ use std::sync::Arc;
 use rdkafka::bindings as rd;
 
 use super::code::Code;
+use crate::commit::metadata::TopicIds;
 use crate::record::{Position, TopicPartition};
+
+unsafe extern "C" {
+    fn malloc(size: usize) -> *mut std::ffi::c_void;
+}
 
 /// One entry of a list.
 pub(super) struct Entry {
@@ -16,6 +21,8 @@ pub(super) struct Entry {
     /// A position, or one of librdkafka's negative marks.
     pub offset: i64,
     pub code: Code,
+    /// What was committed beside a position; mostly nothing.
+    pub metadata: Vec<u8>,
 }
 
 impl Entry {
@@ -52,6 +59,31 @@ impl List {
             list.push(partition, position.0);
         }
         list
+    }
+
+    /// Positions with what is committed beside each.
+    pub fn of_commit(positions: &[(TopicPartition, Position)], ids: &TopicIds) -> List {
+        let mut list = List::of_positions(positions);
+        for (index, (partition, _)) in positions.iter().enumerate() {
+            if let Some(metadata) = ids.metadata(&partition.topic) {
+                list.set_metadata(index, metadata.as_bytes());
+            }
+        }
+        list
+    }
+
+    fn set_metadata(&mut self, index: usize, metadata: &[u8]) {
+        // SAFETY: the entry is there and has no metadata yet. The list frees what it is given by C's `free`; where
+        // nothing can be had it stays without.
+        unsafe {
+            let entry = (*self.as_ptr()).elems.add(index);
+            let copy = malloc(metadata.len());
+            if !copy.is_null() {
+                std::ptr::copy_nonoverlapping(metadata.as_ptr(), copy.cast(), metadata.len());
+                (*entry).metadata = copy;
+                (*entry).metadata_size = metadata.len();
+            }
+        }
     }
 
     pub fn push(&mut self, partition: &TopicPartition, offset: i64) {
@@ -121,6 +153,8 @@ pub(super) unsafe fn entries(list: *const rd::rd_kafka_topic_partition_list_t) -
                 partition: TopicPartition::new(name, element.partition),
                 offset: element.offset,
                 code: Code(element.code),
+                // SAFETY: the list is alive.
+                metadata: unsafe { element.metadata() },
             }
         })
         .collect()
@@ -145,6 +179,16 @@ const _: () =
     assert!(std::mem::offset_of!(RawEntry, code) == std::mem::offset_of!(rd::rd_kafka_topic_partition_t, err));
 
 impl RawEntry {
+    /// # Safety
+    /// The entry's list is alive.
+    unsafe fn metadata(&self) -> Vec<u8> {
+        if self.metadata.is_null() || self.metadata_size == 0 {
+            return Vec::new();
+        }
+        // SAFETY: by the caller's word; the bytes are copied.
+        unsafe { slice::from_raw_parts(self.metadata.cast(), self.metadata_size) }.to_vec()
+    }
+
     /// Copies a single borrowed entry.
     ///
     /// # Safety
@@ -157,6 +201,7 @@ impl RawEntry {
                 partition: TopicPartition::new(&*CStr::from_ptr(raw.topic).to_string_lossy(), raw.partition),
                 offset: raw.offset,
                 code: Code(raw.code),
+                metadata: raw.metadata(),
             }
         }
     }

@@ -10,6 +10,7 @@ use rdkafka::types::RDKafkaRespErr as Resp;
 
 use super::*;
 use crate::chunk::{Chunk, Target, TargetId};
+use crate::commit::metadata::TopicIds;
 use crate::error::{Disposition, Exit};
 use crate::record::{Position, TopicPartition};
 
@@ -57,7 +58,7 @@ fn transact(producer: &Producer) -> Result<(), Error> {
     send(producer)?;
     producer.flush(SECONDS)?;
     let group = GroupMetadata::invented("group", 1, "member");
-    producer.send_offsets(&[(TopicPartition::new("in", 0), Position(1))], &group, SECONDS)?;
+    producer.send_offsets(&[(TopicPartition::new("in", 0), Position(1))], &TopicIds::default(), &group, SECONDS)?;
     producer.commit(SECONDS)
 }
 

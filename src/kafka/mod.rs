@@ -39,7 +39,7 @@ pub use error::{Error, Operation};
 pub use group::{GroupHandle, GroupMetadata};
 pub use groups::{Group, Member};
 pub use message::Message;
-pub use offsets::{At, Committed, Isolation};
+pub use offsets::{At, Committed, CommittedWith, Isolation};
 pub use options::{ConsumerOptions, ProducerOptions};
 pub use producer::Producer;
 pub use reader::{Range, Reader};

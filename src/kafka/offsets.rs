@@ -25,6 +25,9 @@ const ALONE: Duration = Duration::from_millis(100);
 /// A partition's position in a group: `None` where it has none, an error where it cannot be told.
 pub type Committed = (TopicPartition, Result<Option<Position>, Error>);
 
+/// The same with what was committed beside the position.
+pub type CommittedWith = (TopicPartition, Result<Option<(Position, Vec<u8>)>, Error>);
+
 /// Which position to look up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
@@ -62,6 +65,16 @@ pub(super) fn committed(
     partitions: &[TopicPartition],
     timeout: Duration,
 ) -> Result<Vec<Committed>, Error> {
+    let commits = commits(client, partitions, timeout)?;
+    Ok(commits.into_iter().map(|(partition, at)| (partition, at.map(|at| at.map(|(position, _)| position)))).collect())
+}
+
+/// [`committed`] with what was committed beside each position.
+pub(super) fn commits(
+    client: &Client,
+    partitions: &[TopicPartition],
+    timeout: Duration,
+) -> Result<Vec<CommittedWith>, Error> {
     if partitions.is_empty() {
         return Ok(Vec::new());
     }
@@ -81,7 +94,7 @@ pub(super) fn committed(
 }
 
 /// The client waits for all where one is held: the others are told apart from it, within `timeout` once more.
-fn one_by_one(client: &Client, partitions: &[TopicPartition], timeout: Duration, held: &Error) -> Vec<Committed> {
+fn one_by_one(client: &Client, partitions: &[TopicPartition], timeout: Duration, held: &Error) -> Vec<CommittedWith> {
     let deadline = Instant::now() + timeout;
     let ask = |partition: &TopicPartition| {
         let answer = if partitions.len() > 1 && Instant::now() < deadline {
@@ -98,7 +111,11 @@ fn one_by_one(client: &Client, partitions: &[TopicPartition], timeout: Duration,
     partitions.iter().map(ask).collect()
 }
 
-fn committed_once(client: &Client, partitions: &[TopicPartition], timeout: Duration) -> Result<Vec<Committed>, Error> {
+fn committed_once(
+    client: &Client,
+    partitions: &[TopicPartition],
+    timeout: Duration,
+) -> Result<Vec<CommittedWith>, Error> {
     let operation = Operation::Positions;
     let list = List::of_partitions(partitions.iter());
     // SAFETY: client and list are alive; answers go into the list.
@@ -110,7 +127,7 @@ fn committed_once(client: &Client, partitions: &[TopicPartition], timeout: Durat
         let answer = if e.code.is_error() {
             Err(Error::of_code(operation, e.code).at(e.partition.topic.clone(), Some(e.partition.partition)))
         } else {
-            Ok(e.position())
+            Ok(e.position().map(|position| (position, e.metadata)))
         };
         (e.partition, answer)
     });

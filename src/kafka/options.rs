@@ -42,6 +42,8 @@ impl<'a> ConsumerOptions<'a> {
             .default("queued.min.messages", 20_000)
             .default("fetch.message.max.bytes", 250_000)
             .default("fetch.wait.max.ms", 100)
+            // New partitions are found by it; librdkafka's default is five minutes.
+            .default("topic.metadata.refresh.interval.ms", 30_000)
             // Positions that a transaction held are told within milliseconds of its end.
             .default("retry.backoff.ms", 10)
             .fixed("queued.max.messages.kbytes", (self.queue_bytes / 1024).clamp(1, 2_097_151))

@@ -20,6 +20,7 @@ use super::list::List;
 use super::options::ProducerOptions;
 use super::topics::Topics;
 use crate::chunk::{Output, Target};
+use crate::commit::metadata::TopicIds;
 use crate::record::{Position, TopicPartition};
 
 /// How long past its time limit and a transaction timeout a call may take.
@@ -147,15 +148,17 @@ impl Producer {
         if code.is_error() { Err(Error::of_code(Operation::Flush, code)) } else { Ok(()) }
     }
 
-    /// Makes positions part of the transaction, as the member that `group` says. An empty list sends nothing and so
-    /// proves nothing. librdkafka takes the time limit for a wish and may wait for the coordinator for longer.
+    /// Makes positions part of the transaction, each with the id of its topic, as the member that `group` says. An empty
+    /// list sends nothing and so proves nothing. librdkafka takes the time limit for a wish and may wait for the
+    /// coordinator for longer.
     pub fn send_offsets(
         &self,
         positions: &[(TopicPartition, Position)],
+        ids: &TopicIds,
         group: &GroupMetadata,
         timeout: Duration,
     ) -> Result<(), Error> {
-        let list = List::of_positions(positions);
+        let list = List::of_commit(positions, ids);
         let group = group.clone();
         let sent = self.call(Operation::SendOffsets, timeout, move |client| {
             // SAFETY: client, list and metadata are alive and are copied; the error that is returned is ours.

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::clock::Clock;
+use crate::commit::metadata::TopicIds;
 use crate::error::{Exit, Failure};
 use crate::kafka::{Admin, Connection, Consumer, ConsumerOptions, Error, GroupHandle};
 use crate::observe::progress::Display;
@@ -15,8 +16,10 @@ use crate::operator::{Environment, Pipeline};
 use crate::runtime::committer::{Committer, CommitterOptions, retire};
 use crate::runtime::drain::Drain;
 use crate::runtime::identity::{Identity, default_state_dir};
+use crate::runtime::job_topic::{JobTopic, Memory};
 use crate::runtime::kafka_task::KafkaTask;
 use crate::runtime::link::link;
+use crate::runtime::past;
 use crate::runtime::positions::Positions;
 use crate::runtime::postgres_task::PostgresTask;
 use crate::runtime::preflight::{self, StageTopics};
@@ -76,10 +79,14 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
         });
     }
     let topics = preflight::topics(plan, &stages, &admin)?;
+    let job_topic = Arc::new(JobTopic::open(plan, &connection, &admin)?);
+    let mut memory = job_topic.read(ASK)?;
+    past::check(plan, &stages, &topics, &admin, &job_topic, &mut memory)?;
     let drain = if options.drain { Some(Drain::new(plan, &stages, &topics, &admin)?) } else { None };
 
     let started = Instant::now();
-    let job = Job { plan, connection, admin: Arc::clone(&admin), stop: Arc::clone(&options.stop) };
+    let stop = Arc::clone(&options.stop);
+    let job = Job { plan, connection, admin: Arc::clone(&admin), topic: Arc::clone(&job_topic), memory: &memory, stop };
     let mut running = Vec::new();
     for ((stage, topics), checked) in stages.iter().zip(&topics).zip(checked) {
         match job.start(stage, topics, checked) {
@@ -93,7 +100,7 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
     }
     let statuses: Vec<_> = running.iter().map(|r| Arc::clone(&r.status)).collect();
     let mut display = Display::new(&statuses, options.progress);
-    let mut looked_after = Subscriptions::new(subscriptions(plan, &stages, &topics, &running));
+    let mut looked_after = Subscriptions::new(&topology.file, subscriptions(plan, &stages, &topics, &running));
     let watched = watch(&running, drain, &mut looked_after, &options.stop, &admin, &mut || {
         display.tick(|| preflight::lags(&admin, &stages, &topics));
     });
@@ -103,6 +110,7 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
         result = result.and(stage.join());
     }
     display.finish();
+    job_topic.flush();
     result.map(|()| Report { stages: statuses, elapsed: started.elapsed() })
 }
 
@@ -147,11 +155,13 @@ fn unset_variables(topology: &Topology, stages: &[&Stage]) -> Result<(), Failure
 fn subscriptions(plan: &Plan, stages: &[&Stage], topics: &[StageTopics], running: &[Running]) -> Vec<Subscription> {
     let mut subscriptions = Vec::new();
     for ((stage, topics), running) in stages.iter().zip(topics).zip(running) {
+        let ids = topics.topic_ids.clone();
         let topics: Vec<String> = topics.sources.iter().map(|(topic, _, _)| topic.to_string()).collect();
         subscriptions.push(Subscription {
             group: stage.group.clone(),
             retry: Some(plan.retry(stage)).filter(|retry| !topics.contains(retry)),
             topics,
+            ids,
             members: running.members.clone(),
             covered: false,
         });
@@ -178,7 +188,7 @@ fn watch(
             return Ok(());
         }
         tick();
-        subscriptions.look(admin);
+        subscriptions.look(admin)?;
         std::thread::sleep(TICK);
     }
 }
@@ -187,6 +197,8 @@ struct Job<'a> {
     plan: &'a Plan,
     connection: Connection,
     admin: Arc<Admin>,
+    topic: Arc<JobTopic>,
+    memory: &'a Memory,
     stop: Arc<AtomicBool>,
 }
 
@@ -246,6 +258,7 @@ impl Job<'_> {
             transaction_timeout: topology.transaction_timeout,
             queue_bytes: topology.memory / 3,
             targets: topics.targets.clone(),
+            topic_ids: TopicIds::default(),
         };
         // Ids of a time when there were more workers may have left a transaction open.
         for former in topology.workers..identity.workers_ever {
@@ -277,7 +290,7 @@ impl Job<'_> {
         status: &Arc<StageStatus>,
     ) -> Result<(Worker, Committer), Failure> {
         let topology = &self.plan.topology;
-        let identity = options.identity.clone();
+        let (identity, topic_ids) = (options.identity.clone(), options.topic_ids.clone());
         let (worker_end, committer_end) = link();
         let task = self.task(stage, topics, checked, status)?;
         // With the consumer protocol a static newcomer is refused until its former self times out.
@@ -294,7 +307,13 @@ impl Job<'_> {
         let committer = Committer::new(options, committer_end, consumer.group(), Arc::clone(status))?;
         let names: Vec<&str> = topics.sources.iter().map(|(topic, _, _)| &**topic).collect();
         consumer.subscribe(&names).map_err(refused)?;
+        let first = |topic: &str| self.memory.first_partitions(&stage.name, topic);
         let positions = Positions {
+            file: topology.file.clone(),
+            stage: stage.name.clone(),
+            first_partitions: names.iter().filter_map(|topic| Some(((*topic).to_owned(), first(topic)?))).collect(),
+            job: Arc::clone(&self.topic),
+            topic_ids,
             admin: Arc::clone(&self.admin),
             group: stage.group.clone(),
             starts: topics.sources.iter().map(|(topic, start, _)| (topic.to_string(), *start)).collect(),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::chunk::{Chunk, Target};
+use crate::commit::metadata::TopicIds;
 use crate::commit::progress::Sealed;
 use crate::commit::protocol::{Effect, Event, Protocol, Work};
 use crate::commit::{Epoch, Side};
@@ -29,6 +30,8 @@ pub struct CommitterOptions {
     pub transaction_timeout: Duration,
     pub queue_bytes: u64,
     pub targets: Vec<Target>,
+    /// Of the topics that the worker reads.
+    pub topic_ids: TopicIds,
 }
 
 impl CommitterOptions {
@@ -341,7 +344,8 @@ impl Committer {
         }
         self.answer(|c| {
             let (sealed, _) = c.sealed.as_ref().expect("a sealed batch");
-            c.producer(side).send_offsets(&sealed.positions, &metadata, SLICE).map_err(|e| c.refused(side, e))
+            let (ids, producer) = (&c.options.topic_ids, c.producer(side));
+            producer.send_offsets(&sealed.positions, ids, &metadata, SLICE).map_err(|e| c.refused(side, e))
         })
     }
 
@@ -354,7 +358,7 @@ impl Committer {
                 return c.producer(side).commit(SLICE).map_err(|e| c.refused(side, e));
             }
             let (sealed, _) = c.sealed.as_ref().expect("a sealed batch");
-            c.group.commit(&sealed.positions, SLICE)
+            c.group.commit(&sealed.positions, &c.options.topic_ids, SLICE)
         })
     }
 

@@ -1,20 +1,33 @@
 //! Where a partition goes on: the group's stable position, or where a job that never ran starts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use uuid::Uuid;
+
+use crate::commit::metadata::{TopicIds, topic_id_of};
 use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Consumer, Error, Isolation};
 use crate::record::{Position, TopicPartition};
+use crate::runtime::job_topic::{JobTopic, Memory, Note, ReadError};
+use crate::runtime::past;
 use crate::topology::spec::Start;
 
 /// Finds positions for one stage.
 pub struct Positions {
+    /// The topology file, to name in messages.
+    pub file: String,
+    pub stage: String,
     pub admin: Arc<Admin>,
     pub group: String,
     /// Where each topic starts when the group has no position in it.
     pub starts: HashMap<String, Start>,
+    /// How many partitions each topic had when the stage first read it: `start` holds for these.
+    pub first_partitions: HashMap<String, i32>,
+    pub job: Arc<JobTopic>,
+    /// Of the topics as they were when their partitions were assigned.
+    pub topic_ids: TopicIds,
 }
 
 /// What was found.
@@ -65,18 +78,28 @@ impl Positions {
         if partitions.is_empty() {
             return Ok(found);
         }
-        let Some(committed) = found.take(consumer.committed(partitions, wait))? else {
+        let admin = self.admin.within(wait);
+        let topics: BTreeSet<&str> = partitions.iter().map(|partition| &*partition.topic).collect();
+        let shapes = found.take(admin.shapes(&topics.into_iter().collect::<Vec<_>>()))?;
+        let commits = found.take(consumer.commits(partitions, wait))?;
+        let (Some(shapes), Some(commits)) = (shapes, commits) else {
             found.unstable = partitions.to_vec();
             return Ok(found);
         };
         let mut stable = BTreeMap::new();
-        for (partition, result) in committed {
-            match found.take(result)? {
-                Some(position) => drop(stable.insert(partition, position)),
-                None => found.unstable.push(partition),
-            }
+        for (partition, result) in commits {
+            let (Some(commit), Some((id, _))) = (found.take(result)?, shapes.get(&*partition.topic)) else {
+                found.unstable.push(partition);
+                continue;
+            };
+            self.same_topic(&partition, commit.as_ref(), *id)?;
+            self.topic_ids.set(&partition.topic, *id);
+            stable.insert(partition, commit.map(|(position, _)| position));
         }
-        let admin = self.admin.within(wait);
+        let memory = match stable.values().any(Option::is_none) {
+            false => Some(Memory::default()),
+            true => self.remembered(&mut found, wait)?,
+        };
         let low = found.take(bounds(&admin, stable.keys(), At::Earliest))?;
         let high = found.take(bounds(&admin, stable.keys(), At::Latest))?;
         for (partition, position) in stable {
@@ -90,6 +113,10 @@ impl Positions {
                     return Err(self.outside(&partition, position, low, high));
                 }
                 Some(position) => found.known.push((partition, position, false)),
+                None if memory.is_none() => found.unstable.push(partition),
+                None if memory.as_ref().is_some_and(|memory| memory.started(&self.stage, &partition).is_some()) => {
+                    return Err(Failure::stopped(past::lost(&partition, &self.group, &self.file)));
+                }
                 None => match found.take(self.start(&admin, &partition, low, high))? {
                     Some(position) => found.known.push((partition, position, true)),
                     None => found.unstable.push(partition),
@@ -99,6 +126,35 @@ impl Positions {
         Ok(found)
     }
 
+    /// Stops the job where the name belongs to another topic by now: its positions mean nothing there.
+    fn same_topic(
+        &self,
+        partition: &TopicPartition,
+        commit: Option<&(Position, Vec<u8>)>,
+        id: Uuid,
+    ) -> Result<(), Failure> {
+        let committed = commit.and_then(|(_, metadata)| topic_id_of(metadata));
+        match committed.or_else(|| self.topic_ids.get(&partition.topic)).filter(|known| *known != id) {
+            None => Ok(()),
+            Some(known) => Err(Failure::stopped(past::recreated(&partition.topic, known, id, &self.group, &self.file))),
+        }
+    }
+
+    fn remembered(&self, found: &mut Found, wait: Duration) -> Result<Option<Memory>, Failure> {
+        match self.job.read(wait) {
+            Ok(memory) => Ok(Some(memory)),
+            Err(ReadError::Kafka(_, error)) => found.take(Err(error)),
+            Err(error @ ReadError::Newer(_)) => Err(Failure::stopped(error.to_string())),
+        }
+    }
+
+    /// The partition's start is committed: from here on a missing position is a lost one.
+    pub fn started(&self, partition: &TopicPartition) {
+        if let Some(id) = self.topic_ids.get(&partition.topic) {
+            self.job.note(&Note::started(&self.stage, partition, id));
+        }
+    }
+
     fn start(
         &self,
         admin: &Admin,
@@ -106,7 +162,10 @@ impl Positions {
         low: Position,
         high: Position,
     ) -> Result<Position, Error> {
-        match self.starts.get(&*partition.topic).copied().unwrap_or(Start::Earliest) {
+        // What was written to a partition that is younger than the job was written for the job.
+        let first = self.first_partitions.get(&*partition.topic).copied().unwrap_or(0);
+        let start = self.starts.get(&*partition.topic).copied().filter(|_| partition.partition < first);
+        match start.unwrap_or(Start::Earliest) {
             Start::Earliest => Ok(low),
             Start::Latest => Ok(high),
             Start::Timestamp(ms) => {
@@ -120,9 +179,9 @@ impl Positions {
     fn outside(&self, partition: &TopicPartition, position: Position, low: Position, high: Position) -> Failure {
         Failure::stopped(format!(
             "the position of {partition} in group {} is {position}, but the log holds offsets {low} to {high}: records \
-             were deleted before they were read, or the topic was made anew. Nothing was skipped; set the group's \
-             position by hand (kafka-consumer-groups --reset-offsets) once you know what is missing",
-            self.group
+             were deleted before they were read. Nothing was skipped; once you know what is missing, semel reset {} \
+             sets the position anew",
+            self.group, self.file
         ))
     }
 }

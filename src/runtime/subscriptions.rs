@@ -1,23 +1,33 @@
-//! Whether all that a stage reads is read by somebody: retry topics may be made while a job runs, and topics may be added
-//! to a file between two runs.
+//! Whether all that a stage reads is read by somebody, and still what it was: retry topics may be made while a job runs,
+//! topics may be added to a file between two runs, and a topic may be made anew under its name.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use uuid::Uuid;
+
+use crate::error::Failure;
 use crate::kafka::{Admin, Error, GroupHandle};
+use crate::runtime::past;
 
 const ASK_EVERY: Duration = Duration::from_secs(1);
+const COMPARE_EVERY: Duration = Duration::from_secs(5);
 const WAIT: Duration = Duration::from_millis(500);
 
 /// Looks after the subscriptions of this process.
 pub struct Subscriptions {
     stages: Vec<Subscription>,
     asked: Instant,
+    compared: Instant,
+    file: String,
 }
 
 /// What the members of a stage subscribe to.
 pub struct Subscription {
     pub group: String,
     pub topics: Vec<String>,
+    /// The ids of the topics at start.
+    pub ids: HashMap<String, Uuid>,
     /// The stage's retry topic, as long as it is not there.
     pub retry: Option<String>,
     pub members: Vec<GroupHandle>,
@@ -26,16 +36,23 @@ pub struct Subscription {
 }
 
 impl Subscriptions {
-    pub fn new(stages: Vec<Subscription>) -> Subscriptions {
-        Subscriptions { stages, asked: Instant::now() }
+    pub fn new(file: &str, stages: Vec<Subscription>) -> Subscriptions {
+        Subscriptions { stages, asked: Instant::now(), compared: Instant::now(), file: file.to_owned() }
     }
 
     /// Asks the broker every now and then, for a second at most, and mends what it finds.
-    pub fn look(&mut self, admin: &Admin) {
+    ///
+    /// # Errors
+    /// A topic was made anew: what is read of it now is not what the positions are of.
+    pub fn look(&mut self, admin: &Admin) -> Result<(), Failure> {
         if self.asked.elapsed() < ASK_EVERY {
-            return;
+            return Ok(());
         }
         let admin = admin.within(WAIT);
+        if self.compared.elapsed() >= COMPARE_EVERY {
+            self.compared = Instant::now();
+            self.stages.iter().try_for_each(|stage| stage.compare(&admin, &self.file))?;
+        }
         for stage in &mut self.stages {
             // A broker that does not answer is asked again.
             if let Err(error) = stage.look(&admin) {
@@ -43,6 +60,7 @@ impl Subscriptions {
             }
         }
         self.asked = Instant::now();
+        Ok(())
     }
 }
 
@@ -58,6 +76,17 @@ impl Subscription {
         }
         if !self.covered {
             self.cover(admin)?;
+        }
+        Ok(())
+    }
+
+    fn compare(&self, admin: &Admin, file: &str) -> Result<(), Failure> {
+        let topics: Vec<&str> = self.ids.keys().map(String::as_str).collect();
+        let Ok(shapes) = admin.shapes(&topics) else { return Ok(()) };
+        for (topic, (now, _)) in shapes {
+            if self.ids[&topic] != now {
+                return Err(Failure::stopped(past::recreated(&topic, self.ids[&topic], now, &self.group, file)));
+            }
         }
         Ok(())
     }

@@ -176,6 +176,11 @@ impl Topology {
         sources.into_iter()
     }
 
+    /// The topic in which a job remembers itself: `<name>.job`.
+    pub fn job_topic(&self) -> String {
+        format!("{}.job", self.name)
+    }
+
     /// The topics of a source, the topic of a Kafka sink, else none.
     pub fn topics(&self, id: NodeId) -> Vec<String> {
         match &self.nodes[id.0].kind {

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use semel::cluster::{Cluster, Options, Server};
+use semel::commit::metadata::TopicIds;
 use semel::error::{Disposition, Exit};
 use semel::kafka::{Admin, Connection, Consumer, ConsumerOptions, Isolation, Polled, Producer, ProducerOptions};
 use semel::record::{Position, TopicPartition};
@@ -111,7 +112,9 @@ fn positions_are_committed_in_the_transaction_and_held_while_it_is_open() {
     producer.begin().unwrap();
     send(&producer, 0, None, Some(b"x"), &[]);
     let group = reader.consumer.group();
-    producer.send_offsets(&[(partition.clone(), Position(7))], &group.metadata().unwrap(), SECONDS).unwrap();
+    producer
+        .send_offsets(&[(partition.clone(), Position(7))], &TopicIds::default(), &group.metadata().unwrap(), SECONDS)
+        .unwrap();
     let held = committed(Duration::from_millis(200)).unwrap_err();
     assert!(held.to_string().contains("an open transaction may hold it"), "{held}");
     assert_eq!(held.disposition(), Disposition::Retry);
@@ -119,7 +122,9 @@ fn positions_are_committed_in_the_transaction_and_held_while_it_is_open() {
     assert_eq!(committed(SECONDS), Ok(Some(Position(7))));
 
     producer.begin().unwrap();
-    producer.send_offsets(&[(partition.clone(), Position(9))], &group.metadata().unwrap(), SECONDS).unwrap();
+    producer
+        .send_offsets(&[(partition.clone(), Position(9))], &TopicIds::default(), &group.metadata().unwrap(), SECONDS)
+        .unwrap();
     producer.abort(SECONDS).unwrap();
     assert_eq!(committed(SECONDS), Ok(Some(Position(7))));
 }
@@ -183,7 +188,14 @@ fn a_commit_takes_milliseconds() {
             }
             let start = Instant::now();
             producer.flush(SECONDS).unwrap();
-            producer.send_offsets(&[(topic.partition(0), Position(i))], &group.metadata().unwrap(), SECONDS).unwrap();
+            producer
+                .send_offsets(
+                    &[(topic.partition(0), Position(i))],
+                    &TopicIds::default(),
+                    &group.metadata().unwrap(),
+                    SECONDS,
+                )
+                .unwrap();
             producer.commit(SECONDS).unwrap();
             start.elapsed()
         })

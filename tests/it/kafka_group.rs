@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use semel::commit::metadata::TopicIds;
 use semel::error::{Disposition, Exit};
 use semel::kafka::{Consumer, ConsumerOptions, Polled};
 use semel::record::{Position, TopicPartition};
@@ -44,7 +45,9 @@ fn a_stale_generation_aborts_and_waits_for_the_group() {
     reader.consumer.close(SECONDS);
     producer.begin().unwrap();
     send(&producer, 0, None, Some(b"x"), &[]);
-    let error = producer.send_offsets(&[(topic.partition(0), Position(1))], &metadata, SECONDS).unwrap_err();
+    let error = producer
+        .send_offsets(&[(topic.partition(0), Position(1))], &TopicIds::default(), &metadata, SECONDS)
+        .unwrap_err();
     assert_eq!(error.disposition(), Disposition::AbortTxn { rejoin: true }, "{error}");
     producer.abort(SECONDS).unwrap();
 }
@@ -255,7 +258,7 @@ fn the_new_group_protocol_works_too() {
     send(&producer, 0, None, Some(b"x"), &[]);
     let metadata = consumer.group().metadata().unwrap();
     assert!(metadata.is_member());
-    producer.send_offsets(&[(topic.partition(0), Position(1))], &metadata, SECONDS).unwrap();
+    producer.send_offsets(&[(topic.partition(0), Position(1))], &TopicIds::default(), &metadata, SECONDS).unwrap();
     producer.commit(SECONDS).unwrap();
     assert_eq!(consumer.committed(&partitions, SECONDS).unwrap(), [(topic.partition(0), Ok(Some(Position(1))))]);
     consumer.close(SECONDS);
@@ -294,14 +297,14 @@ fn positions_are_committed_without_a_transaction() {
     let topic = Topic::new("plain-commit", 1);
     let reader = Reader::new(&topic, &[(0, 0)]);
     let positions = [(topic.partition(0), Position(5))];
-    reader.consumer.group().commit(&positions, SECONDS).unwrap();
+    reader.consumer.group().commit(&positions, &TopicIds::default(), SECONDS).unwrap();
     assert_eq!(
         reader.consumer.committed(&[topic.partition(0)], SECONDS).unwrap(),
         [(topic.partition(0), Ok(Some(Position(5))))]
     );
     let handle = reader.consumer.group();
     reader.consumer.close(SECONDS);
-    assert!(handle.commit(&positions, SECONDS).unwrap_err().to_string().contains("closed"));
+    assert!(handle.commit(&positions, &TopicIds::default(), SECONDS).unwrap_err().to_string().contains("closed"));
 }
 
 #[test]

@@ -248,7 +248,11 @@ impl State {
     /// Ends the search when the condemned record is behind, or when enough passed without a refusal.
     pub(super) fn passed(&mut self, positions: &[(TopicPartition, Position)]) {
         if !self.resolved.is_empty() {
-            self.resolved.retain(|partition, _| !positions.iter().any(|(committed, _)| committed == partition));
+            for (partition, _) in positions {
+                if self.resolved.remove(partition).is_some() {
+                    self.positions.started(partition);
+                }
+            }
         }
         let Some(isolation) = &mut self.isolation else { return };
         isolation.passed += 1;

@@ -8,6 +8,7 @@ mod kafka_proxy;
 mod kill;
 mod ledger;
 mod outages;
+mod past;
 mod positions;
 mod records;
 mod refusals;

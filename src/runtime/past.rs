@@ -1,0 +1,111 @@
+//! What the past of a job says against a start: topics made anew under their names, positions that were lost, and groups
+//! that somebody else is in.
+
+use std::collections::BTreeSet;
+
+use uuid::Uuid;
+
+use crate::commit::metadata::{topic_id_of, topic_id_text};
+use crate::error::Failure;
+use crate::kafka::{Admin, Member};
+use crate::record::TopicPartition;
+use crate::runtime::job_topic::{JobTopic, Memory, Note};
+use crate::runtime::preflight::{StageTopics, asked};
+use crate::topology::plan::{Plan, Stage};
+
+/// The name belongs to another topic than it did.
+pub fn recreated(topic: &str, known: Uuid, now: Uuid, group: &str, file: &str) -> String {
+    format!(
+        "topic {topic:?} was deleted and made anew: the positions of group {group} are of the topic with the id {}, the \
+         broker's has {}. Nothing of it was read; semel reset {file} sets positions in the new one",
+        topic_id_text(known),
+        topic_id_text(now)
+    )
+}
+
+/// The position of a partition that was started is gone.
+pub fn lost(partition: &TopicPartition, group: &str, file: &str) -> String {
+    format!(
+        "group {group} has no position in {partition} any more, although it was started: positions expire when nobody \
+         is in the group for offsets.retention.minutes. Where to go on is not guessed; semel reset {file} sets it"
+    )
+}
+
+/// Refuses what the past forbids, all of it in one message, and has the topic remember this run. Blocks.
+pub fn check(
+    plan: &Plan,
+    stages: &[&Stage],
+    topics: &[StageTopics],
+    admin: &Admin,
+    job: &JobTopic,
+    memory: &mut Memory,
+) -> Result<(), Failure> {
+    let mut problems = BTreeSet::new();
+    let mut notes = Vec::new();
+    for (stage, topics) in stages.iter().zip(topics) {
+        problems.extend(strangers(plan, stage, admin));
+        let partitions: Vec<TopicPartition> = topics.partitions().collect();
+        let commits = admin.commits(&stage.group, &partitions, false);
+        let commits = commits.map_err(|e| asked(&e, &format!("cannot read the positions of group {}", stage.group)))?;
+        for (partition, commit) in commits {
+            // One that an open transaction holds is looked at when it is assigned.
+            let Ok(commit) = commit else { continue };
+            let id = topics.topic_ids[&*partition.topic];
+            let started = memory.started(&stage.name, &partition);
+            let known = commit.as_ref().and_then(|(_, metadata)| topic_id_of(metadata)).or(started);
+            let file = &plan.topology.file;
+            match (known, commit) {
+                (Some(known), _) if known != id => {
+                    problems.insert(recreated(&partition.topic, known, id, &stage.group, file));
+                }
+                (_, None) if started.is_some() => {
+                    problems.insert(lost(&partition, &stage.group, file));
+                }
+                (_, Some(_)) if started.is_none() => notes.push(Note::started(&stage.name, &partition, id)),
+                _ => {}
+            }
+        }
+        for (topic, _, info) in &topics.sources {
+            let key = (stage.name.clone(), topic.to_string());
+            if !memory.topics.contains_key(&key) {
+                notes.push(Note::topic(&stage.name, topic, info.id, info.partitions));
+                memory.topics.insert(key, (info.id, info.partitions));
+            }
+        }
+    }
+    if !problems.is_empty() {
+        return Err(Failure::refused(Vec::from_iter(problems).join("\n  ")));
+    }
+    if memory.fingerprint.as_ref() != Some(&plan.topology.fingerprint) {
+        if memory.fingerprint.is_some() {
+            tracing::info!(file = plan.topology.file, "the file is another one than at the last run");
+        }
+        notes.push(Note::plan(plan));
+    }
+    job.remember(&notes)
+}
+
+/// Members of a stage's group that are not the stage's: they would take partitions and leave their records unprocessed.
+fn strangers(plan: &Plan, stage: &Stage, admin: &Admin) -> Option<String> {
+    // Who may not look is not kept from running.
+    let group = admin.group(&stage.group).ok()?;
+    let own = format!("{}.{}.", plan.topology.name, stage.name);
+    let reads: BTreeSet<String> = plan.reads(stage).into_iter().chain([plan.retry(stage)]).collect();
+    let strange = |member: &&Member| {
+        // A file that was changed may read less or more than the one that still runs; but not something else.
+        let mut topics = member.partitions.iter().map(|partition| &*partition.topic).peekable();
+        let other_job = topics.peek().is_some() && !topics.any(|topic| reads.contains(topic));
+        !member.client_id.starts_with(&own) || other_job
+    };
+    let member = group.members.iter().find(strange)?;
+    let topics: BTreeSet<&str> = member.partitions.iter().map(|partition| &*partition.topic).collect();
+    let reads = match topics.is_empty() {
+        true => "no partition yet".to_owned(),
+        false => Vec::from_iter(topics).join(", "),
+    };
+    Some(format!(
+        "the consumer group {} is in use by another program: member {} ({}) reads {reads}. Two programs in one group \
+         take each other's records away; stop that one, or give this topology another `name`",
+        stage.group, member.client_id, member.host
+    ))
+}
