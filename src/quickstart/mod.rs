@@ -96,7 +96,7 @@ fn on(
     let table = Table::connect(&servers.database_url)?;
     let groups: Vec<&str> = plan.stages.iter().map(|stage| stage.group.as_str()).collect();
     table.refuse_used()?;
-    topics.refuse_used(&[SOURCE, OUTPUT, &plan.dead_letters()], &groups)?;
+    topics.refuse_used(&[SOURCE, OUTPUT, &plan.dead_letters(), &plan.topology.job_topic()], &groups)?;
     if is_interrupted() {
         return Ok(None);
     }
