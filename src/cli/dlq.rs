@@ -7,9 +7,7 @@ use std::fmt::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
 
-use chrono::DateTime;
 use clap::Subcommand;
 use serde_json::json;
 
@@ -19,7 +17,6 @@ use crate::error::{Exit, Failure};
 use crate::kafka::{Admin, Connection};
 use crate::runtime::app;
 use crate::topology::plan::Plan;
-use crate::topology::units;
 
 /// Dead letters that `list` shows without `--limit`.
 const LIST_LIMIT: usize = 100;
@@ -106,18 +103,8 @@ struct FilterArgs {
     #[arg(long, value_name = "TOPIC")]
     source: Option<String>,
     /// Of this time or later: the record's own timestamp, as RFC 3339, or as long ago as a duration such as 2h.
-    #[arg(long, value_name = "TIME", value_parser = since)]
+    #[arg(long, value_name = "TIME", value_parser = super::time::ago_or_at)]
     since: Option<i64>,
-}
-
-/// A time in milliseconds since the epoch.
-fn since(text: &str) -> Result<i64, String> {
-    if let Ok(ago) = units::duration(text) {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        return Ok(now.saturating_sub(ago).as_millis() as i64);
-    }
-    let time = DateTime::parse_from_rfc3339(text).map(|time| time.timestamp_millis());
-    time.map_err(|_| "write a duration such as 2h, or a time such as 2026-01-31T00:00:00Z".to_owned())
 }
 
 impl FilterArgs {
@@ -193,17 +180,7 @@ fn table(letters: &[Letter]) -> String {
             letter.attempt().to_string(),
         ]
     }));
-    let widths: Vec<usize> =
-        (0..7).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
-    let mut text = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            let _ = write!(line, "{cell:<width$}  ");
-        }
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text
+    output::columns(&rows)
 }
 
 fn show(args: ShowArgs) -> Result<Exit, Failure> {

@@ -11,8 +11,10 @@ mod explain;
 mod file;
 mod output;
 mod quickstart;
+mod reset;
 mod run;
 mod test;
+mod time;
 
 /// An exactly-once stream processor: topologies declared in TOML, Kafka to Kafka in one transaction, Postgres under a
 /// version guard.
@@ -46,6 +48,8 @@ enum Command {
     Test(test::Args),
     /// Dead letters: list them, show one, send them back.
     Dlq(dlq::Args),
+    /// Set the positions of a job that does not run.
+    Reset(reset::Args),
     /// A local Kafka and Postgres to play with.
     Dev(dev::Args),
 }
@@ -77,6 +81,7 @@ pub fn main() -> Exit {
         Command::Explain(args) => explain::run(args),
         Command::Test(args) => test::run(args),
         Command::Dlq(args) => dlq::run(args),
+        Command::Reset(args) => reset::run(args),
         Command::Dev(args) => dev::run(args),
     };
     result.unwrap_or_else(|failure: Failure| {

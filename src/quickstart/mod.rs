@@ -132,7 +132,9 @@ fn on(
 fn say_what_stays(servers: &Cluster, plan: &Plan, say: &dyn Fn(&str)) {
     for server in servers.given() {
         let stays = match server {
-            Server::Kafka => format!("topics {SOURCE}, {OUTPUT} and {}", plan.dead_letters()),
+            Server::Kafka => {
+                format!("topics {SOURCE}, {OUTPUT}, {} and {}", plan.dead_letters(), plan.topology.job_topic())
+            }
             Server::Postgres => "table orders".to_owned(),
         };
         say(&format!("left for you to look at, where {} points: {stays}", server.variable()));

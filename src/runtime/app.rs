@@ -125,7 +125,8 @@ pub fn connect(topology: &Topology) -> Result<(Connection, Admin), Failure> {
     Ok((connection, admin))
 }
 
-fn chosen<'a>(plan: &'a Plan, only: Option<&str>) -> Result<Vec<&'a Stage>, Failure> {
+/// The stages that `--only` leaves.
+pub fn chosen<'a>(plan: &'a Plan, only: Option<&str>) -> Result<Vec<&'a Stage>, Failure> {
     let Some(only) = only else { return Ok(plan.stages.iter().collect()) };
     let names: Vec<&str> = plan.stages.iter().map(|s| s.name.as_str()).collect();
     let stage = plan.stages.iter().find(|stage| stage.name == only);
@@ -156,14 +157,16 @@ fn subscriptions(plan: &Plan, stages: &[&Stage], topics: &[StageTopics], running
     let mut subscriptions = Vec::new();
     for ((stage, topics), running) in stages.iter().zip(topics).zip(running) {
         let ids = topics.topic_ids.clone();
-        let topics: Vec<String> = topics.sources.iter().map(|(topic, _, _)| topic.to_string()).collect();
+        let topics: Vec<(String, i32)> =
+            topics.sources.iter().map(|(topic, _, info)| (topic.to_string(), info.partitions)).collect();
         subscriptions.push(Subscription {
             group: stage.group.clone(),
-            retry: Some(plan.retry(stage)).filter(|retry| !topics.contains(retry)),
+            retry: Some(plan.retry(stage)).filter(|retry| topics.iter().all(|(topic, _)| topic != retry)),
             topics,
             ids,
             members: running.members.clone(),
             covered: false,
+            missed: 0,
         });
     }
     subscriptions

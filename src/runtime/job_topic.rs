@@ -63,6 +63,11 @@ impl Note {
         let value = json!({ "id": id.to_string() });
         Note { key: format!("started/{stage}/{}/{}", partition.topic, partition.partition), value: Some(value) }
     }
+
+    /// That a partition was never started.
+    pub fn forgotten(stage: &str, partition: &TopicPartition) -> Note {
+        Note { key: format!("started/{stage}/{}/{}", partition.topic, partition.partition), value: None }
+    }
 }
 
 impl Memory {

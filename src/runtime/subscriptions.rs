@@ -1,18 +1,24 @@
 //! Whether all that a stage reads is read by somebody, and still what it was: retry topics may be made while a job runs,
 //! topics may be added to a file between two runs, and a topic may be made anew under its name.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
 use crate::error::Failure;
 use crate::kafka::{Admin, Error, GroupHandle};
+use crate::record::TopicPartition;
 use crate::runtime::past;
 
 const ASK_EVERY: Duration = Duration::from_secs(1);
 const COMPARE_EVERY: Duration = Duration::from_secs(5);
 const WAIT: Duration = Duration::from_millis(500);
+
+/// Looks in a row that find a partition unread before the group is joined again; between the two rounds of a cooperative
+/// rebalance one is nobody's for a moment. Then the count begins anew, this far below.
+const MISSED: u32 = 2;
+const REST: u32 = 12;
 
 /// Looks after the subscriptions of this process.
 pub struct Subscriptions {
@@ -25,14 +31,17 @@ pub struct Subscriptions {
 /// What the members of a stage subscribe to.
 pub struct Subscription {
     pub group: String,
-    pub topics: Vec<String>,
+    /// Topics with their partitions.
+    pub topics: Vec<(String, i32)>,
     /// The ids of the topics at start.
     pub ids: HashMap<String, Uuid>,
     /// The stage's retry topic, as long as it is not there.
     pub retry: Option<String>,
     pub members: Vec<GroupHandle>,
-    /// Every topic was seen to be read.
+    /// Every partition was seen to be read.
     pub covered: bool,
+    /// How often in a row one was not.
+    pub missed: u32,
 }
 
 impl Subscriptions {
@@ -67,10 +76,11 @@ impl Subscriptions {
 impl Subscription {
     fn look(&mut self, admin: &Admin) -> Result<(), Error> {
         if let Some(retry) = &self.retry
-            && admin.topic(retry)?.is_some()
+            && let Some(info) = admin.topic(retry)?
         {
             tracing::info!(topic = retry, "dead letters come back; reading them");
-            self.topics.extend(self.retry.take());
+            self.topics.push((retry.clone(), info.partitions));
+            self.retry = None;
             self.covered = false;
             return self.subscribe();
         }
@@ -92,12 +102,12 @@ impl Subscription {
     }
 
     fn subscribe(&self) -> Result<(), Error> {
-        let topics: Vec<&str> = self.topics.iter().map(String::as_str).collect();
+        let topics: Vec<&str> = self.topics.iter().map(|(topic, _)| topic.as_str()).collect();
         self.members.iter().try_for_each(|member| member.subscribe(&topics))
     }
 
     /// A static member that comes back within its session is given what it had, whatever it subscribes to now
-    /// (KIP-345): a topic that is new to the file would be read by nobody until the next rebalance. Leaving and joining
+    /// (KIP-345): a topic or a partition that came since would be read by nobody until the next rebalance. Leaving and joining
     /// again makes one.
     fn cover(&mut self, admin: &Admin) -> Result<(), Error> {
         let group = admin.group(&self.group)?;
@@ -106,13 +116,20 @@ impl Subscription {
             metadata.is_some_and(|m| m.is_member() && group.members.iter().any(|other| other.id == m.member_id()))
         };
         if !group.stable || !self.members.iter().all(inside) {
+            self.missed = 0;
             return Ok(());
         }
-        let read = |topic: &String| group.members.iter().any(|m| m.partitions.iter().any(|p| *p.topic == **topic));
-        match self.topics.iter().find(|topic| !read(topic)) {
+        let read: HashSet<&TopicPartition> = group.members.iter().flat_map(|member| &member.partitions).collect();
+        let all = self
+            .topics
+            .iter()
+            .flat_map(|(topic, count)| (0..*count).map(|partition| TopicPartition::new(topic.as_str(), partition)));
+        match all.into_iter().find(|partition| !read.contains(partition)) {
             None => self.covered = true,
-            Some(topic) => {
-                tracing::info!(group = self.group, topic, "nobody reads this topic; joining the group again");
+            Some(_) if self.missed + 1 != MISSED => self.missed = (self.missed + 1) % REST,
+            Some(partition) => {
+                self.missed = MISSED;
+                tracing::info!(group = self.group, %partition, "nobody reads this partition; joining the group again");
                 let member = self.members.first().expect("a stage has a worker");
                 member.unsubscribe()?;
                 self.subscribe()?;

@@ -90,11 +90,16 @@ impl Job {
 
     /// Writes the topology file: `NAME` and `THE_TABLE` in the text become the job's.
     pub fn file(&self, text: &str) -> PathBuf {
-        let path = self.dir.path().join("job.toml");
+        let path = self.path();
         let head = "[kafka]\nbrokers = \"${KAFKA_BROKERS}\"\n";
         let text = text.replace("THE_TABLE", &self.table()).replace("NAME", &self.name).replace("[kafka]\n", head);
         fs::write(&path, text).unwrap();
         path
+    }
+
+    /// Where the topology file lies.
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join("job.toml")
     }
 
     /// `semel ARGS`, with the job's cluster and state folder.

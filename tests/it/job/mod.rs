@@ -13,3 +13,4 @@ mod positions;
 mod records;
 mod refusals;
 mod requests;
+mod reset;
