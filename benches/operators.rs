@@ -93,6 +93,7 @@ fn topology(nodes: Vec<Node>) -> Topology {
         instance: None,
         state_dir: None,
         on_error: OnError::Reject,
+        audit: false,
         kafka: Kafka { brokers: "localhost:9092".into(), properties: BTreeMap::new() },
         nodes,
         tests: Vec::new(),

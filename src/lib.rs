@@ -41,6 +41,7 @@ pub mod dlq;
 pub mod kafka;
 pub mod sink;
 
+pub mod audit;
 pub mod cluster;
 pub mod observe;
 pub mod quickstart;

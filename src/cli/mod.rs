@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::error::{Exit, Failure};
 
+mod audit;
 mod check;
 mod dev;
 mod dlq;
@@ -46,6 +47,8 @@ enum Command {
     Explain(explain::Args),
     /// Run the [[tests]] of topology files on the real operators, without a broker.
     Test(test::Args),
+    /// Compare what a running system put out with what its operators make.
+    Audit(audit::Args),
     /// Dead letters: list them, show one, send them back.
     Dlq(dlq::Args),
     /// Set the positions of a job that does not run.
@@ -80,6 +83,7 @@ pub fn main() -> Exit {
         Command::Check(args) => check::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Test(args) => test::run(args),
+        Command::Audit(args) => audit::run(args),
         Command::Dlq(args) => dlq::run(args),
         Command::Reset(args) => reset::run(args),
         Command::Dev(args) => dev::run(args),

@@ -21,5 +21,6 @@ mod tests;
 pub use counts::{Counts, NodeCounts};
 pub use partition::{murmur2, partition};
 pub use pipeline::{Environment, Outcome, Pipeline, Stop};
+pub use sink::ORIGIN;
 
 use record::{Key, Pool, Record, Slot};

@@ -172,6 +172,7 @@ pub(super) fn plan(nodes: Vec<Node>, sources: Vec<NodeId>, order: Vec<NodeId>) -
         instance: None,
         state_dir: None,
         on_error: OnError::Reject,
+        audit: false,
         kafka: Kafka { brokers: "localhost:9092".into(), properties: BTreeMap::new() },
         nodes,
         tests: Vec::new(),

@@ -117,6 +117,13 @@ pub const TOP: Section = Section {
             "where the instance identity is kept",
         ),
         key(
+            "audit",
+            "a boolean",
+            "`false`",
+            "outputs name the record that they come from, in a header `semel-origin`: `TOPIC/PARTITION/OFFSET`, for \
+             `semel audit`",
+        ),
+        key(
             "on_error",
             "`\"reject\"`, `\"skip\"` or `\"stop\"`",
             "\"reject\"",

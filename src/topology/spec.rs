@@ -27,6 +27,8 @@ pub struct Topology {
     pub instance: Option<String>,
     pub state_dir: Option<PathBuf>,
     pub on_error: OnError,
+    /// Outputs name the record that they come from.
+    pub audit: bool,
     pub kafka: Kafka,
     /// Sources, transforms and sinks in the order of the file. Inputs refer to this list by index.
     pub nodes: Vec<Node>,

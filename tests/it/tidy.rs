@@ -16,7 +16,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("edge", &["kafka", "store", "sink", "dlq", "inspect"]),
-    ("run", &["runtime", "observe", "testing", "cluster", "quickstart"]),
+    ("run", &["audit", "runtime", "observe", "testing", "cluster", "quickstart"]),
     ("shell", &["cli"]),
 ];
 

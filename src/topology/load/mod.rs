@@ -116,6 +116,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
         instance: settings.instance,
         state_dir: settings.state_dir,
         on_error: settings.on_error,
+        audit: settings.audit,
         kafka: kafka?,
         nodes: nodes.collect::<Option<_>>()?,
         tests,

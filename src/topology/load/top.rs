@@ -31,6 +31,7 @@ pub struct Settings {
     pub instance: Option<String>,
     pub state_dir: Option<PathBuf>,
     pub on_error: OnError,
+    pub audit: bool,
 }
 
 pub fn settings(cx: &mut Cx<'_>, top: &Table<'_>) -> Settings {
@@ -55,6 +56,7 @@ pub fn settings(cx: &mut Cx<'_>, top: &Table<'_>) -> Settings {
         instance: instance(cx, top),
         state_dir: cx.string(top, "state_dir").filter(|dir| !dir.unset).map(|dir| PathBuf::from(dir.value)),
         on_error: nodes::on_error(cx, top).unwrap_or(OnError::Reject),
+        audit: cx.boolean(top, "audit").unwrap_or(false),
     };
     check_timeouts(cx, top, &settings);
     settings

@@ -138,6 +138,7 @@ pub fn topology(sink: PostgresSink, tests: Vec<TestCase>) -> Topology {
         instance: None,
         state_dir: None,
         on_error: OnError::Reject,
+        audit: false,
         kafka: Kafka { brokers: String::new(), properties: BTreeMap::new() },
         nodes: vec![Node {
             name: "sink".into(),
