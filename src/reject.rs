@@ -52,6 +52,9 @@ pub mod header {
     pub const MESSAGE: &str = "semel-error-message";
     /// How often the record was rejected, from 1.
     pub const ATTEMPT: &str = "semel-error-attempt";
+    /// The same on a restored record, under a name that no record brings: the client ends names at a NUL. Outputs do not
+    /// carry it.
+    pub const RESTORED: &str = "semel-error-attempt\0";
     /// On a record of a retry topic: the address of its dead letter, `PARTITION:OFFSET`.
     pub const REPLAY_OF: &str = "semel-replay-of";
     /// What all of a dead letter's own headers begin with.
@@ -133,7 +136,7 @@ fn truncated(message: &str) -> Cow<'_, str> {
 
 /// How often the record was rejected before: its `semel-error-attempt`, 0 where there is none.
 fn attempt(input: &Input<'_>) -> u32 {
-    let value = text(input, header::ATTEMPT);
+    let value = text(input, header::RESTORED).or_else(|| text(input, header::ATTEMPT));
     value.and_then(|v| v.parse().ok()).unwrap_or(0)
 }
 
@@ -145,15 +148,13 @@ fn text<'a>(input: &Input<'a>, header: &str) -> Option<&'a str> {
 /// source's, and of the dead letter's headers only the attempt is left, for the next one to count on. `None` where it
 /// does not say where it comes from.
 pub fn restored<'a>(retry: &Input<'a>) -> Option<Input<'a>> {
-    let ours = |name: &[u8]| {
-        (name.starts_with(header::ERROR.as_bytes()) && name != header::ATTEMPT.as_bytes())
-            || name == header::REPLAY_OF.as_bytes()
-    };
+    let ours = |name: &[u8]| name.starts_with(header::ERROR.as_bytes()) || name == header::REPLAY_OF.as_bytes();
+    let attempt = retry.headers.last(header::ATTEMPT).map(|value| (header::RESTORED.as_bytes(), value));
     Some(Input {
         topic: text(retry, header::TOPIC)?,
         partition: text(retry, header::PARTITION)?.parse().ok().filter(|partition| *partition >= 0)?,
         offset: Offset(text(retry, header::OFFSET)?.parse().ok().filter(|offset| *offset >= 0)?),
-        headers: Headers(retry.headers.0.iter().filter(|(name, _)| !ours(name)).copied().collect()),
+        headers: Headers(retry.headers.0.iter().filter(|(name, _)| !ours(name)).copied().chain(attempt).collect()),
         ..*retry
     })
 }
@@ -207,7 +208,7 @@ mod tests {
                 .0
                 .iter()
                 .copied()
-                .chain([(&b"semel-error-attempt"[..], Some(attempt.as_bytes()))])
+                .chain([(header::RESTORED.as_bytes(), Some(attempt.as_bytes()))])
                 .collect();
             assert_eq!(back.headers.0, expected);
             rejected.headers = Headers(expected);

@@ -155,7 +155,7 @@ fn write_headers(out: &mut Builder<'_>, input: &Input<'_>, id: Option<EventId>, 
             if let Some(id) = id.take() {
                 write(name, Some(id));
             }
-        } else if *name != header::ATTEMPT.as_bytes() && !(audit && *name == ORIGIN.as_bytes()) {
+        } else if *name != header::RESTORED.as_bytes() && !(audit && *name == ORIGIN.as_bytes()) {
             write(name, *value);
         }
     }

@@ -66,11 +66,10 @@ pub fn check(
             }
         }
         for (topic, _, info) in &topics.sources {
-            let key = (stage.name.clone(), topic.to_string());
-            if !memory.topics.contains_key(&key) {
+            memory.topics.entry((stage.name.clone(), topic.to_string())).or_insert_with(|| {
                 notes.push(Note::topic(&stage.name, topic, info.id, info.partitions));
-                memory.topics.insert(key, (info.id, info.partitions));
-            }
+                (info.id, info.partitions)
+            });
         }
     }
     if !problems.is_empty() {

@@ -164,6 +164,22 @@ fn partitions_added_under_load_lose_nothing_with_any_start() {
 }
 
 #[test]
+fn what_is_added_between_two_runs_is_read() {
+    let Some(cluster) = support::broker("topics and partitions added between two runs") else { return };
+    let job = Job::new(cluster, "added", 1);
+    let text = COPY.replace("\"latest\"", "\"earliest\"");
+    job.produce("in", [value("{}")]);
+    job.drain(&job.file(&text));
+    // The broker gives a static member back what it had, whatever there is to read by now.
+    job.admin.create_partitions(&job.topic("in"), 2).unwrap();
+    job.admin.create_topic(&job.topic("more"), 1, 1, &BTreeMap::new()).unwrap();
+    job.produce("in", [Record { partition: 1, ..value("{}") }]);
+    job.produce("more", [value("{}")]);
+    job.drain(&job.file(&text.replace("[\"NAME.in\"]", "[\"NAME.in\", \"NAME.more\"]")));
+    assert_eq!(job.read("out").len(), 3);
+}
+
+#[test]
 fn another_program_in_the_group_is_named_and_the_start_refused() {
     let Some(cluster) = support::broker("another program in the group") else { return };
     let job = Job::new(cluster, "shared", 1);
