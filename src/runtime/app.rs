@@ -26,9 +26,9 @@ use crate::runtime::preflight::{self, StageTopics};
 use crate::runtime::subscriptions::{Subscription, Subscriptions};
 use crate::runtime::task::Task;
 use crate::runtime::worker::{RetryTopic, Worker, WorkerOptions};
-use crate::sink::postgres::{self, Checked};
+use crate::sink::postgres::{self, Checked, StageName, Store};
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{NodeKind, Topology};
+use crate::topology::spec::{NodeKind, Progress, Topology};
 
 const ASK: Duration = Duration::from_secs(10);
 const REACH: Duration = Duration::from_secs(8);
@@ -82,7 +82,12 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
     let job_topic = Arc::new(JobTopic::open(plan, &connection, &admin)?);
     let mut memory = job_topic.read(ASK)?;
     past::check(plan, &stages, &topics, &admin, &job_topic, &mut memory)?;
-    let drain = if options.drain { Some(Drain::new(plan, &stages, &topics, &admin)?) } else { None };
+    let stores = stages.iter().zip(&topics).zip(&checked);
+    let stores = stores.map(|((stage, topics), checked)| store(plan, stage, topics, checked.as_ref()?, "drain"));
+    let drain = match options.drain {
+        true => Some(Drain::new(plan, &stages, &topics, stores.collect(), &admin)?),
+        false => None,
+    };
 
     let started = Instant::now();
     let stop = Arc::clone(&options.stop);
@@ -295,7 +300,8 @@ impl Job<'_> {
         let topology = &self.plan.topology;
         let (identity, topic_ids) = (options.identity.clone(), options.topic_ids.clone());
         let (worker_end, committer_end) = link();
-        let task = self.task(stage, topics, checked, status)?;
+        let store = checked.and_then(|checked| store(self.plan, stage, topics, checked, &identity)).map(Arc::new);
+        let task = self.task(stage, topics, checked, store.clone(), status)?;
         // With the consumer protocol a static newcomer is refused until its former self times out.
         let static_member = self.connection.properties.get("group.protocol").is_none_or(|p| p == "classic");
         let consumer_options = ConsumerOptions {
@@ -320,6 +326,7 @@ impl Job<'_> {
             admin: Arc::clone(&self.admin),
             group: stage.group.clone(),
             starts: topics.sources.iter().map(|(topic, start, _)| (topic.to_string(), *start)).collect(),
+            store,
         };
         let worker_options = WorkerOptions {
             name: identity.strip_prefix(base).map_or_else(|| identity.clone(), |n| format!("{}{n}", stage.name)),
@@ -348,6 +355,7 @@ impl Job<'_> {
         stage: &Stage,
         topics: &StageTopics,
         checked: Option<&Checked>,
+        store: Option<Arc<Store>>,
         status: &Arc<StageStatus>,
     ) -> Result<Box<dyn Task>, Failure> {
         let topology = &self.plan.topology;
@@ -371,7 +379,7 @@ impl Job<'_> {
             }
             StageKind::Postgres { .. } => {
                 let checked = checked.expect("a Postgres stage was looked at");
-                Ok(Box::new(PostgresTask::new(self.plan, stage, topics, checked, Arc::clone(status))))
+                Ok(Box::new(PostgresTask::new(self.plan, stage, topics, checked, store, Arc::clone(status))))
             }
         }
     }
@@ -386,4 +394,13 @@ fn spawn<T: Send + 'static>(name: &str, run: impl FnOnce() -> T + Send + 'static
         .name(name.to_owned())
         .spawn(run)
         .map_err(|e| Failure::new(Exit::Refused, format!("cannot start a thread: {e}")))
+}
+
+/// The stage's positions in the database, where they are kept there.
+fn store(plan: &Plan, stage: &Stage, topics: &StageTopics, checked: &Checked, owner: &str) -> Option<Store> {
+    let StageKind::Postgres { sink, .. } = &stage.kind else { return None };
+    let NodeKind::PostgresSink(sink) = &plan.topology.nodes[sink.0].kind else { return None };
+    let name = || StageName::new(&stage.group, topics.topic_ids.clone());
+    let store = || Store::new(name(), checked.address.clone(), sink.prepared, owner);
+    (sink.progress == Progress::Postgres).then(store)
 }

@@ -7,6 +7,7 @@ use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Isolation};
 use crate::record::{Position, TopicPartition};
 use crate::runtime::preflight::StageTopics;
+use crate::sink::postgres::Store;
 use crate::topology::plan::{Plan, Stage};
 
 const ASK_EVERY: Duration = Duration::from_millis(50);
@@ -18,6 +19,8 @@ struct Goal {
     targets: Vec<(TopicPartition, Position)>,
     /// Topics that another stage of this run still writes: their targets are taken when it is done.
     internal: Vec<TopicPartition>,
+    /// Positions that are kept in the database have to be there too.
+    store: Option<Store>,
     done: bool,
 }
 
@@ -29,14 +32,20 @@ pub struct Drain {
 
 impl Drain {
     /// Takes the last stable offset of every source as it is now. Blocks.
-    pub fn new(plan: &Plan, stages: &[&Stage], topics: &[StageTopics], admin: &Admin) -> Result<Drain, Failure> {
+    pub fn new(
+        plan: &Plan,
+        stages: &[&Stage],
+        topics: &[StageTopics],
+        stores: Vec<Option<Store>>,
+        admin: &Admin,
+    ) -> Result<Drain, Failure> {
         let written: BTreeSet<String> = stages.iter().flat_map(|stage| plan.writes(stage)).collect();
         let mut goals = Vec::new();
-        for (stage, topics) in stages.iter().zip(topics) {
+        for ((stage, topics), store) in stages.iter().zip(topics).zip(stores) {
             let (internal, external): (Vec<_>, Vec<_>) = topics.partitions().partition(|p| written.contains(&*p.topic));
             let targets = ends(admin, &external, Isolation::ReadCommitted)?
                 .ok_or_else(|| Failure::unreachable("the broker does not tell the ends of the sources"))?;
-            goals.push(Goal { group: stage.group.clone(), targets, internal, done: false });
+            goals.push(Goal { group: stage.group.clone(), targets, internal, store, done: false });
         }
         Ok(Drain { goals, asked: Instant::now() })
     }
@@ -89,15 +98,24 @@ fn ends(
 fn reached(admin: &Admin, goal: &Goal) -> Result<bool, Failure> {
     let partitions: Vec<_> = goal.targets.iter().map(|(partition, _)| partition.clone()).collect();
     match admin.committed(&goal.group, &partitions, false) {
-        // A partition in which there was nothing needs no position.
-        Ok(positions) => Ok(goal.targets.iter().all(|(partition, target)| {
-            let at =
-                positions.iter().find(|(p, _)| p == partition).and_then(|(_, at)| at.as_ref().ok()).copied().flatten();
-            target.0 == 0 || at.is_some_and(|at| at >= *target)
-        })),
+        Ok(positions) => {
+            let in_group = |partition: &TopicPartition| {
+                positions.iter().find(|(p, _)| p == partition).and_then(|(_, at)| at.as_ref().ok()).copied().flatten()
+            };
+            if !all_reached(goal, in_group) {
+                return Ok(false);
+            }
+            let Some(store) = &goal.store else { return Ok(true) };
+            Ok(store.positions()?.is_ok_and(|held| all_reached(goal, |partition| held.get(partition).copied())))
+        }
         Err(error) => match error.disposition() {
             Disposition::Fatal(exit) if !error.is_unknown_topic() => Err(Failure::new(exit, error.to_string())),
             _ => Ok(false),
         },
     }
+}
+
+/// A partition in which there was nothing needs no position.
+fn all_reached(goal: &Goal, at: impl Fn(&TopicPartition) -> Option<Position>) -> bool {
+    goal.targets.iter().all(|(partition, target)| target.0 == 0 || at(partition).is_some_and(|at| at >= *target))
 }

@@ -1,7 +1,8 @@
 //! Runs a plan: one job a process, one or more workers a stage, and a committer beside each worker.
 
 pub mod app;
-mod committer;
+mod beside;
+pub mod committer;
 mod drain;
 mod identity;
 pub mod job_topic;

@@ -12,6 +12,7 @@ use crate::kafka::{Admin, At, Consumer, Error, Isolation};
 use crate::record::{Position, TopicPartition};
 use crate::runtime::job_topic::{JobTopic, Memory, Note, ReadError};
 use crate::runtime::past;
+use crate::sink::postgres::{Claim, Store};
 use crate::topology::spec::Start;
 
 /// Finds positions for one stage.
@@ -28,17 +29,19 @@ pub struct Positions {
     pub job: Arc<JobTopic>,
     /// Of the topics as they were when their partitions were assigned.
     pub topic_ids: TopicIds,
+    /// Where positions are kept beside the rows: the group's are a copy then, and the start of the very first claim.
+    pub store: Option<Arc<Store>>,
 }
 
 /// What was found.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Partition, next offset to read, and whether the group had no position yet.
+    /// Partition, next offset to read, and whether the group has yet to get that position.
     pub known: Vec<(TopicPartition, Position, bool)>,
     /// A transaction is open on the position, or the broker did not answer: ask again.
     pub unstable: Vec<TopicPartition>,
     /// Why, in the words of the last of them.
-    pub why: Option<Error>,
+    pub why: Option<String>,
 }
 
 impl Found {
@@ -52,7 +55,7 @@ impl Found {
             Ok(value) => Ok(Some(value)),
             // A broker that was just started, or a topic that was just made.
             Err(error) if error.is_unknown_topic() => {
-                self.why = Some(error);
+                self.why = Some(error.to_string());
                 Ok(None)
             }
             Err(error) => match error.disposition() {
@@ -62,7 +65,7 @@ impl Found {
                 | Disposition::Fenced
                 | Disposition::Rebuild
                 | Disposition::Reject { .. } => {
-                    self.why = Some(error);
+                    self.why = Some(error.to_string());
                     Ok(None)
                 }
             },
@@ -94,6 +97,9 @@ impl Positions {
             };
             self.same_topic(&partition, commit.as_ref(), *id)?;
             self.topic_ids.set(&partition.topic, *id);
+            if let Some(store) = &self.store {
+                store.name.learn(&partition.topic, *id);
+            }
             stable.insert(partition, commit.map(|(position, _)| position));
         }
         let memory = match stable.values().any(Option::is_none) {
@@ -102,26 +108,34 @@ impl Positions {
         };
         let low = found.take(bounds(&admin, stable.keys(), At::Earliest))?;
         let high = found.take(bounds(&admin, stable.keys(), At::Latest))?;
+        let mut places = Vec::new();
         for (partition, position) in stable {
             let bound = |bounds: &Option<Bounds>| bounds.as_ref().and_then(|b| b.get(&partition).copied().flatten());
             let (Some(low), Some(high)) = (bound(&low), bound(&high)) else {
                 found.unstable.push(partition);
                 continue;
             };
-            match position {
-                Some(position) if position < low || position > high => {
-                    return Err(self.outside(&partition, position, low, high));
-                }
-                Some(position) => found.known.push((partition, position, false)),
-                None if memory.is_none() => found.unstable.push(partition),
+            let at = match position {
+                Some(position) => Some(position),
+                None if memory.is_none() => None,
                 None if memory.as_ref().is_some_and(|memory| memory.started(&self.stage, &partition).is_some()) => {
                     return Err(Failure::stopped(past::lost(&partition, &self.group, &self.file)));
                 }
-                None => match found.take(self.start(&admin, &partition, low, high))? {
-                    Some(position) => found.known.push((partition, position, true)),
-                    None => found.unstable.push(partition),
-                },
+                None => found.take(self.start(&admin, &partition, low, high))?,
+            };
+            match at {
+                Some(at) => places.push(Place { partition, at, fresh: position.is_none(), low, high }),
+                None => found.unstable.push(partition),
             }
+        }
+        if let Some(store) = &self.store {
+            places = claimed(store, places, &mut found)?;
+        }
+        for Place { partition, at, fresh, low, high } in places {
+            if at < low || at > high {
+                return Err(self.outside(&partition, at, low, high));
+            }
+            found.known.push((partition, at, fresh));
         }
         Ok(found)
     }
@@ -184,6 +198,39 @@ impl Positions {
             self.group, self.file
         ))
     }
+}
+
+/// A partition with what is known of it so far.
+struct Place {
+    partition: TopicPartition,
+    at: Position,
+    fresh: bool,
+    low: Position,
+    high: Position,
+}
+
+/// Takes partitions over in the database, which knows where they are.
+fn claimed(store: &Store, places: Vec<Place>, found: &mut Found) -> Result<Vec<Place>, Failure> {
+    let seeds: Vec<_> = places.iter().map(|place| (place.partition.clone(), place.at)).collect();
+    if seeds.is_empty() {
+        return Ok(places);
+    }
+    let claims = match store.claim(&seeds)? {
+        Ok(claims) => claims,
+        Err(why) => {
+            found.why = Some(why);
+            found.unstable.extend(seeds.into_iter().map(|(partition, _)| partition));
+            return Ok(Vec::new());
+        }
+    };
+    let claim = |partition: &TopicPartition| claims.iter().find(|claim| claim.partition == *partition);
+    let place = |place: Place| {
+        let Claim { position, .. } = claim(&place.partition)?;
+        // The group gets the position with the next commit, which also carries letters that a former owner left.
+        let fresh = place.fresh || place.at != *position || store.has_letters(&place.partition);
+        Some(Place { at: *position, fresh, ..place })
+    };
+    Ok(places.into_iter().filter_map(place).collect())
 }
 
 type Bounds = BTreeMap<TopicPartition, Option<Position>>;

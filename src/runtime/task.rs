@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::chunk::Chunk;
+use crate::commit::progress::BatchId;
 use crate::error::Failure;
-use crate::record::Input;
+use crate::record::{Input, Offset, Position, TopicPartition};
 
 /// A stage's work on its records, driven by one worker.
 pub trait Task: Send {
@@ -41,9 +42,33 @@ pub trait Task: Send {
         Ok(true)
     }
 
+    /// A partition was taken over, at its position.
+    fn assigned(&mut self, _partition: &TopicPartition) {}
+
+    /// The next record is read from here. One of a retry topic is handed to `process` as its source had it.
+    fn reading(&mut self, _partition: &TopicPartition, _offset: Offset) {}
+
+    /// That record is through: its position may go where its effects go.
+    fn processed(&mut self) {}
+
+    /// A position moves on without a record.
+    fn step_over(&mut self, _partition: &TopicPartition, _to: Position) {}
+
+    /// Whether its effects belong to another by now: what is open is to be given up and the positions read again. Until
+    /// then nothing settles.
+    fn is_fenced(&self) -> bool {
+        false
+    }
+
+    /// What was settled last is sealed as this batch.
+    fn sealed(&mut self, _batch: BatchId) {}
+
     /// The positions of a sealed batch were committed.
-    fn committed(&mut self) {}
+    fn committed(&mut self, _batch: BatchId) {}
 
     /// Forgets what was taken and has no effect yet: the records come again.
     fn abandon(&mut self) {}
+
+    /// Nothing comes any more. Blocks for `wait` at most.
+    fn close(&mut self, _wait: Duration) {}
 }

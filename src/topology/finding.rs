@@ -82,7 +82,8 @@ codes! {
     TRANSACTION_TIMEOUT "transaction-timeout" "`transaction_timeout` is not below `session_timeout`, or above what \
      brokers accept by default."
     SESSION_TIMEOUT "session-timeout" "`session_timeout` is outside what brokers accept by default."
-    MODE_SETTING "mode-setting" "A setting of a Postgres sink that its `mode` has no use for."
+    MODE_SETTING "mode-setting" "A setting of a Postgres sink that its `mode`, or the \
+     `guarantee` of the file, has no use for."
     REDELIVERY "redelivery" "A Postgres sink in which a batch that a crash delivers again has its effect again: no \
      version, no ledger, and progress in Kafka."
     LEDGER_IDENTITY "ledger-identity" "A ledger of events that have no identity of their own: a source without \

@@ -364,9 +364,10 @@ pub const POSTGRES_SINK: Section = Section {
         ),
         key(
             "progress",
-            "`\"kafka\"`",
+            "`\"kafka\"` or `\"postgres\"`",
             "\"kafka\"",
-            "where positions are kept: in Kafka, which makes the stage effectively-once",
+            "where positions are kept: in Kafka, which makes the stage effectively-once, or beside the rows in the same \
+             database transaction (`semel.sink_offsets`), which makes it exactly-once into that database",
         ),
         key("batch_rows", "1 to 100000", "1000", "rows of a database transaction at most"),
         key("batch_bytes", "a size from 64KiB", "\"8MiB\"", "bytes of a database transaction at most"),

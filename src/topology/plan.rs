@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::load::UNMATCHED;
-use super::spec::{Format, Guarantee, NodeId, NodeKind, Once, Port, PostgresSink, Source, Topology};
+use super::spec::{Format, Guarantee, NodeId, NodeKind, Once, Port, PostgresSink, Progress, Source, Topology};
 
 /// What a topology becomes when it runs.
 #[derive(Clone, Debug)]
@@ -313,6 +313,11 @@ fn postgres_edges(topology: &Topology, stage: &Stage, sink: NodeId, inputs: &[No
     }
     edges.push(edge(EdgeEnd::Node(node.name.clone()), EdgeEnd::Table(postgres.table.clone()), once, by));
     let (guarantee, by) = match topology.guarantee {
+        _ if postgres.progress == Progress::Postgres => (
+            EdgeGuarantee::AtLeastOnce,
+            "dead letters lie in the database until they are relayed; a crash just then relays one again, with the same \
+             event id",
+        ),
         Guarantee::ExactlyOnce => (
             EdgeGuarantee::ExactlyOnce,
             "one Kafka transaction holds dead letters and positions; for readers with isolation.level=read_committed",
@@ -421,5 +426,7 @@ mod tests {
         assert_eq!(insert, EdgeGuarantee::EffectivelyOnce);
         assert!(by.contains("meets its id in the ledger"), "{by}");
         assert_eq!(guarantee(&format!("mode = \"add\"\nkey = [\"id\"]\n{dedupe}")).0, EdgeGuarantee::EffectivelyOnce);
+        let beside = "mode = \"add\"\nkey = [\"id\"]\nprogress = \"postgres\"\n";
+        assert_eq!(guarantee(beside).0, EdgeGuarantee::ExactlyOnce);
     }
 }

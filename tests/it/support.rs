@@ -66,6 +66,24 @@ fn say(text: &str) {
     eprintln!("{text}");
 }
 
+/// Makes the tables in which stages keep positions beside their rows, if they are not there.
+pub fn progress_tables(url: &str) {
+    use semel::sink::postgres::{CREATE_LETTERS, CREATE_OFFSETS};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let tables =
+            format!("{CREATE_OFFSETS}\n{CREATE_LETTERS}").replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS");
+        // One at a time: tests run side by side, and IF NOT EXISTS does not keep two apart.
+        let lock = "SELECT pg_advisory_xact_lock(7)";
+        client
+            .batch_execute(&format!("BEGIN; {lock}; CREATE SCHEMA IF NOT EXISTS semel; {tables} COMMIT"))
+            .await
+            .unwrap();
+    });
+}
+
 /// A name that no other test and no other run uses: `prefix-` and lower-case letters and digits.
 pub fn unique(prefix: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -125,6 +125,7 @@ impl Worker {
             Err(failure) if failure.exit != Exit::Stopped => Ok(()),
             _ => self.finish(),
         };
+        self.state.task.close(CLOSE);
         self.state.link.close();
         self.await_close();
         self.consumer.close(CLOSE);
@@ -137,7 +138,7 @@ impl Worker {
         let deadline = Instant::now() + self.state.options.shutdown_timeout;
         while Instant::now() < deadline {
             self.take_messages()?;
-            if !matches!(self.state.phase, Phase::Running | Phase::Sealing) {
+            if !matches!(self.state.phase, Phase::Running | Phase::Sealing) || self.state.task.is_fenced() {
                 return Ok(());
             }
             if self.state.settle(Duration::from_millis(5))? && self.state.progress.in_flight() == 0 {
@@ -150,6 +151,7 @@ impl Worker {
 
     fn turn(&mut self) -> Result<(), Failure> {
         self.take_messages()?;
+        self.rejoin_if_fenced();
         match self.state.phase {
             Phase::Running => self.run_on(),
             Phase::Sealing => {
@@ -168,6 +170,15 @@ impl Worker {
                 self.serve(IDLE_WAIT)
             }
             Phase::Repositioning => self.reposition(),
+        }
+    }
+
+    /// Another may own what the task writes to: what is open is given up. The group is asked first; what it still says is
+    /// ours is claimed anew then.
+    fn rejoin_if_fenced(&mut self) {
+        if matches!(self.state.phase, Phase::Running | Phase::Sealing) && self.state.task.is_fenced() {
+            self.state.abandon();
+            self.state.rejoin_until = Some(Instant::now() + PATIENCE);
         }
     }
 
@@ -243,6 +254,7 @@ impl Worker {
         for (partition, position) in self.consumer.position(&partitions) {
             if let Some(position) = position {
                 self.state.progress.step_over(&partition, position);
+                self.state.task.step_over(&partition, position);
             }
         }
         if self.state.progress.is_open() {
@@ -367,10 +379,14 @@ impl Worker {
         for (partition, position, fresh) in found.known {
             let mut position = position;
             if fresh {
-                // An abort before the first commit asks again; the end of the log may have moved since.
-                position = *self.state.resolved.entry(partition.clone()).or_insert(position);
+                // An abort before the first commit asks again; the end of the log may have moved since. A position in the
+                // database is committed already.
+                if self.state.positions.store.is_none() {
+                    position = *self.state.resolved.entry(partition.clone()).or_insert(position);
+                }
                 self.state.fresh = true;
             }
+            self.state.task.assigned(&partition);
             self.state.progress.assign(partition, position, fresh);
         }
         self.state.hot = None;
@@ -384,6 +400,9 @@ impl Worker {
         loop {
             if !matches!(self.state.phase, Phase::Running | Phase::Sealing) {
                 return Ok(true);
+            }
+            if self.state.task.is_fenced() {
+                return Ok(false);
             }
             let settled = self.state.settle(Duration::from_millis(5))?;
             if settled && self.state.progress.in_flight() == 0 {
@@ -421,7 +440,7 @@ impl Worker {
             ToWorker::Committed(batch) => {
                 if let Some(sealed) = state.progress.committed(batch) {
                     state.passed(&sealed.positions);
-                    state.task.committed();
+                    state.task.committed(batch);
                 }
             }
             ToWorker::Report { epoch, cause } if epoch == state.progress.epoch() => {

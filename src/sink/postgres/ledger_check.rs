@@ -8,7 +8,7 @@ use super::error::Error;
 use super::layout::Type;
 use super::ledger::LedgerTable;
 use super::preflight::{Subject, missing_table};
-use crate::topology::spec::{Ledger, Progress};
+use crate::topology::spec::Ledger;
 
 /// A ledger as it was found.
 #[derive(Default)]
@@ -38,7 +38,7 @@ impl Subject<'_> {
         if !partitioned && table.kind != "r" {
             problem("it is no table");
         }
-        if table.unlogged && self.sink.progress == Progress::Kafka {
+        if table.unlogged {
             problem("it is unlogged: a crash of the server empties it; ALTER TABLE … SET LOGGED");
         }
         match table.column("event_id") {

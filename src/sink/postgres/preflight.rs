@@ -1,5 +1,6 @@
 //! What must be true of a table before anything is written to it, and what a user should know of it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::address::Address;
@@ -9,12 +10,13 @@ use super::create::{Sample, create_table, samples};
 use super::error::{Class, Error};
 use super::layout::{Column, Layout, Type, quoted};
 use super::ledger::LedgerTable;
+use super::offsets::{CREATE_LETTERS, CREATE_OFFSETS, LETTERS, OFFSETS, StageName, dry_run as dry_run_offsets};
 use super::problems::server_problems;
 use super::sql::Statements;
 use super::transaction::Transaction;
 use super::write::dry_run;
 use crate::error::{Exit, Failure};
-use crate::topology::spec::{Mode, NodeId, NodeKind, PostgresSink, Topology};
+use crate::topology::spec::{Mode, NodeId, NodeKind, PostgresSink, Progress, Topology};
 
 /// A sink whose database and table were found fit.
 #[derive(Clone, Debug)]
@@ -84,7 +86,7 @@ impl Subject<'_> {
     async fn check(&self, address: &Address) -> Result<Verdict, Error> {
         let mut connection = Connection::open(address, self.sink.prepared).await?;
         let server = Server::read(&connection).await?;
-        let mut problems = server_problems(&server);
+        let mut problems = server_problems(&server, self.sink.progress);
         if !problems.is_empty() {
             return Ok(Err(problems));
         }
@@ -106,6 +108,14 @@ impl Subject<'_> {
             warnings.extend(looked_at.warnings);
             ledger = looked_at.ledger;
         }
+        if self.sink.progress == Progress::Postgres {
+            for (name, create) in [(OFFSETS, CREATE_OFFSETS), (LETTERS, CREATE_LETTERS)] {
+                if Table::read(&connection, name).await?.is_none() {
+                    let create = format!("CREATE SCHEMA IF NOT EXISTS semel;\n{create}");
+                    problems.push(missing_table(name, address, &[], &create));
+                }
+            }
+        }
         let Some(table) = table.filter(|_| problems.is_empty()) else { return Ok(Err(problems)) };
         let layout = self.layout(&table);
         let statements = Statements::new(&layout);
@@ -118,6 +128,13 @@ impl Subject<'_> {
             let transaction = Transaction::begin(&mut connection).await?;
             if let Err(error) = ledger.dry_run(transaction).await {
                 return refused_dry(&ledger.name, error);
+            }
+        }
+        if self.sink.progress == Progress::Postgres {
+            let transaction = Transaction::begin(&mut connection).await?;
+            let nobody = StageName::new("", HashMap::new());
+            if let Err(error) = dry_run_offsets(transaction, &nobody).await {
+                return refused_dry(&format!("{OFFSETS} or {LETTERS}"), error);
             }
         }
         warnings.extend(self.warnings(&server, &table));
@@ -174,7 +191,7 @@ impl Subject<'_> {
     fn warnings(&self, server: &Server, table: &Table) -> Vec<String> {
         let mut warnings = Vec::new();
         let mut warn = |text: String| warnings.push(format!("sink {}: table {}: {text}", self.node, self.sink.table));
-        if server.async_standby {
+        if server.async_standby && self.sink.progress == Progress::Kafka {
             warn(
                 "a standby follows asynchronously: after a failover to it, rows that were acknowledged here may be \
                  gone while the positions in Kafka stand past them; see synchronous_standby_names"

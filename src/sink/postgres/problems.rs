@@ -3,9 +3,9 @@
 use super::catalog::{CatalogColumn, Server, Table};
 use super::layout::{Type, quoted};
 use super::preflight::Subject;
-use crate::topology::spec::{Mode, SinkTombstones};
+use crate::topology::spec::{Mode, Progress, SinkTombstones};
 
-pub(super) fn server_problems(server: &Server) -> Vec<String> {
+pub(super) fn server_problems(server: &Server, progress: Progress) -> Vec<String> {
     let mut problems = Vec::new();
     if server.version < 140_000 {
         problems.push(format!("the server is PostgreSQL {}; semel needs 14 or newer", server.version_text));
@@ -13,7 +13,8 @@ pub(super) fn server_problems(server: &Server) -> Vec<String> {
     if server.in_recovery {
         problems.push("the server is a standby; name the primary in the url, or all hosts of the cluster".into());
     }
-    if server.synchronous_commit == "off" {
+    // Positions beside the rows are lost with them, and both come again.
+    if server.synchronous_commit == "off" && progress == Progress::Kafka {
         problems.push(
             "synchronous_commit is off: the server acknowledges rows that a crash loses, while the positions in Kafka \
              stand past them. Set it on for this user: ALTER ROLE … SET synchronous_commit = on"
@@ -36,8 +37,8 @@ impl Subject<'_> {
         }
         if table.unlogged {
             problem(
-                "it is unlogged: a crash of the server empties it, and the positions in Kafka would stand past the \
-                 rows lost; ALTER TABLE … SET LOGGED"
+                "it is unlogged: a crash of the server empties it, and the positions would stand past the rows \
+                 lost; ALTER TABLE … SET LOGGED"
                     .into(),
             );
         }

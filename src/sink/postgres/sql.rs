@@ -73,42 +73,56 @@ impl Sql<'_> {
             self.into(),
             self.values.join(", "),
             self.key(),
-            self.set(|name, _| format!("excluded.{name}")),
-            self.guard(|name, _| format!("excluded.{name}")).map_or(String::new(), |guard| format!(" WHERE {guard}")),
+            self.set(|at| format!("excluded.{}", self.names[at])),
+            self.guard(|at| format!("excluded.{}", self.names[at]))
+                .map_or(String::new(), |guard| format!(" WHERE {guard}")),
         )
     }
 
-    /// Sums a key's rows first: one statement cannot touch a row twice.
+    /// Sums a key's rows first: one statement cannot touch a row twice. Rows that are there are updated and only the
+    /// others inserted: an upsert would hold its constraints against what is added instead of the sum.
     fn add(&self) -> String {
         let keys: Vec<&str> = self.layout.key.iter().map(|&k| self.values[k].as_str()).collect();
-        let summed: Vec<String> = (0..self.values.len())
-            .map(|at| match self.layout.key.contains(&at) {
-                true => self.values[at].clone(),
-                false => format!("coalesce(sum({}), 0)", self.values[at]),
-            })
-            .collect();
+        let summed = (0..self.values.len()).map(|at| match self.layout.key.contains(&at) {
+            true => format!("{} AS c{at}", self.values[at]),
+            false => format!("coalesce(sum({}), 0) AS c{at}", self.values[at]),
+        });
+        let sums: Vec<String> = (0..self.values.len()).map(|at| format!("semel_u.c{at}")).collect();
+        let of = |new: &dyn Fn(usize) -> String| {
+            self.set(|at| format!("coalesce(semel_t.{}, 0) + {}", self.names[at], new(at)))
+        };
         format!(
-            "{} SELECT {} FROM {} GROUP BY {} ORDER BY min(semel_u.ord) ON CONFLICT ({}) DO UPDATE SET {}",
-            self.into(),
-            summed.join(", "),
+            "WITH semel_s AS MATERIALIZED (SELECT {}, min(semel_u.ord) AS ord FROM {} GROUP BY {}), \
+             semel_l AS MATERIALIZED (SELECT semel_u.* FROM semel_s AS semel_u JOIN {target} semel_t ON {matches} \
+             ORDER BY semel_u.ord FOR UPDATE OF semel_t), \
+             semel_d AS (UPDATE {target} AS semel_t SET {} FROM semel_l AS semel_u WHERE {matches} \
+             RETURNING semel_u.ord) {} SELECT {} FROM semel_s AS semel_u \
+             WHERE NOT EXISTS (SELECT FROM semel_d d WHERE d.ord = semel_u.ord) \
+             ORDER BY semel_u.ord ON CONFLICT ({}) DO UPDATE SET {}",
+            summed.collect::<Vec<_>>().join(", "),
             unnest(self.layout, true),
             keys.join(", "),
+            of(&|at| sums[at].clone()),
+            self.into(),
+            sums.join(", "),
             self.key(),
-            self.set(|name, _| format!("coalesce(semel_t.{name}, 0) + excluded.{name}")),
+            of(&|at| format!("excluded.{}", self.names[at])),
+            target = self.target(),
+            matches = self.key_matches("semel_t"),
         )
     }
 
     /// Locks the rows in the order of the arrays first; a join alone takes them as it finds them.
     fn update(&self) -> String {
-        let condition = self.guard(|_, value| value.to_owned()).unwrap_or_else(|| self.differences(None));
+        let condition = self.guard(|at| self.values[at].clone()).unwrap_or_else(|| self.differences(None));
         format!(
-            "WITH semel_l AS MATERIALIZED (SELECT semel_u.* FROM {} JOIN {} semel_t ON {} ORDER BY semel_u.ord FOR UPDATE \
-             OF semel_t) UPDATE {} AS semel_t SET {} FROM semel_l AS semel_u WHERE {} AND ({condition})",
+            "WITH semel_l AS MATERIALIZED (SELECT semel_u.* FROM {} JOIN {} semel_t ON {} ORDER BY semel_u.ord \
+             FOR UPDATE OF semel_t) UPDATE {} AS semel_t SET {} FROM semel_l AS semel_u WHERE {} AND ({condition})",
             unnest(self.layout, true),
             self.target(),
             self.key_matches("semel_t"),
             self.target(),
-            self.set(|_, value| value.to_owned()),
+            self.set(|at| self.values[at].clone()),
             self.key_matches("semel_t"),
         )
     }
@@ -134,19 +148,15 @@ impl Sql<'_> {
         columns.collect::<Vec<_>>().join(" AND ")
     }
 
-    /// `name = …` for every column but the key; `new` makes it of the column's name and the array's value.
-    fn set(&self, new: impl Fn(&str, &str) -> String) -> String {
+    /// `name = …` for every column but the key; `new` makes the value of the column's number.
+    fn set(&self, new: impl Fn(usize) -> String) -> String {
         let payload = (0..self.names.len()).filter(|at| !self.layout.key.contains(at));
-        payload
-            .map(|at| format!("{} = {}", self.names[at], new(&self.names[at], &self.values[at])))
-            .collect::<Vec<_>>()
-            .join(", ")
+        payload.map(|at| format!("{} = {}", self.names[at], new(at))).collect::<Vec<_>>().join(", ")
     }
 
-    /// `new` makes the new version of its column's name and the array's value.
-    fn guard(&self, new: impl Fn(&str, &str) -> String) -> Option<String> {
-        let at = self.layout.version?;
-        Some(format!("semel_t.{} < {}", self.names[at], new(&self.names[at], &self.values[at])))
+    /// `new` makes the new version.
+    fn guard(&self, new: impl Fn(usize) -> String) -> Option<String> {
+        self.layout.version.map(|at| format!("semel_t.{} < {}", self.names[at], new(at)))
     }
 
     fn differences(&self, version: Option<usize>) -> String {
@@ -242,8 +252,8 @@ mod tests {
         assert!(update.ties.is_none());
         assert!(update.write.ends_with(
             "WHERE semel_t.\"id\" = semel_u.c0 AND (semel_t.\"we\"\"ird\" IS DISTINCT FROM semel_u.c1::numeric OR \
-             semel_t.\"v\" IS DISTINCT FROM semel_u.c2 OR semel_u.c3 IS NOT NULL AND semel_t.\"since\" IS DISTINCT FROM \
-             coalesce(semel_u.c3, now()))"
+             semel_t.\"v\" IS DISTINCT FROM semel_u.c2 OR semel_u.c3 IS NOT NULL AND semel_t.\"since\" IS DISTINCT \
+             FROM coalesce(semel_u.c3, now()))"
         ));
         let guarded = Statements::new(&Layout { mode: Mode::Update, ..layout });
         assert!(guarded.write.ends_with("WHERE semel_t.\"id\" = semel_u.c0 AND (semel_t.\"v\" < semel_u.c2)"));

@@ -13,13 +13,14 @@ use super::connect::Connection;
 use super::error::{Class, Error};
 use super::fold::Folded;
 use super::ledger::Sifted;
+use super::offsets::{self, Letter, Moves};
 use super::partitions::Window;
 use super::sql::Statements;
 use super::status::{Status, Waiting};
 use super::transaction::Transaction;
 use super::upkeep::Upkeep;
 use super::write::{Writing, Written, folded_away};
-use super::writer::{Applied, WriterConfig};
+use super::writer::{Applied, Job, WriterConfig};
 use crate::error::{Disposition, Failure};
 use crate::reject::Reject;
 
@@ -46,6 +47,8 @@ pub struct Task {
 
 enum Attempt {
     Done(Effect),
+    /// Its positions are somebody else's, or were advanced by an earlier attempt whose answer got lost.
+    Fenced,
     /// Too many rejects: nothing was committed.
     Tripped(Failure),
 }
@@ -61,6 +64,8 @@ struct Effect {
     duplicates: Vec<u32>,
     /// Rows with the reason and what was wrong.
     rejects: Vec<(u32, &'static str, String)>,
+    letters: Vec<Letter>,
+    fenced: bool,
 }
 
 impl Task {
@@ -86,19 +91,25 @@ impl Task {
 
     /// Writes a batch in one transaction, again and again through outages. `None`: the writer was told to stop while it
     /// waited.
-    pub async fn write(&mut self, batch: Batch) -> Option<Result<Applied, Failure>> {
+    pub async fn write(&mut self, job: Job) -> Option<Result<Applied, Failure>> {
         let mut outage: Option<Outage> = None;
         let mut apart = false;
         let mut too_much = 0;
         loop {
-            let error = match self.attempt(&batch, apart).await {
+            let error = match self.attempt(&job, apart).await {
                 Ok(Attempt::Done(effect)) => {
                     if let Some(outage) = outage {
                         outage.over(&self.config.layout.node);
                     }
                     self.status.wait(None);
                     self.rows_max = self.rows_max.saturating_mul(2);
-                    return Some(Ok(self.applied(batch, effect)));
+                    return Some(Ok(self.applied(job.batch, effect)));
+                }
+                Ok(Attempt::Fenced) => {
+                    self.status.wait(None);
+                    let node = &self.config.layout.node;
+                    tracing::warn!(%node, moves = ?job.moves, "positions in the database have moved; the batch is dropped");
+                    return Some(Ok(self.applied(job.batch, Effect { fenced: true, ..Effect::default() })));
                 }
                 Ok(Attempt::Tripped(failure)) => return Some(Err(failure)),
                 Err(error) => error,
@@ -115,7 +126,7 @@ impl Task {
             }
             too_much += u32::from(error.class() == Some(Class::TooMuch));
             if too_much > 1 {
-                self.rows_max = (self.rows_max.min(batch.len()) / 2).max(1);
+                self.rows_max = (self.rows_max.min(job.batch.len()) / 2).max(1);
             }
             let outage = outage.get_or_insert_with(Outage::new);
             let pause = outage.again(&self.config.layout.node, &error, &self.status);
@@ -127,7 +138,7 @@ impl Task {
     }
 
     /// One transaction. `apart` looks for the rows that the server refuses.
-    async fn attempt(&mut self, batch: &Batch, apart: bool) -> Result<Attempt, Error> {
+    async fn attempt(&mut self, job: &Job, apart: bool) -> Result<Attempt, Error> {
         if self.connection.as_ref().is_none_or(Connection::is_closed) {
             self.connection = None;
         }
@@ -136,13 +147,33 @@ impl Task {
             none => none.insert(self.config.connect().await?),
         };
         let window = self.upkeep.window(connection).await?;
+        let batch = &job.batch;
         let writing = Writing { batch, statements: &self.statements, replay: self.replay, rows_max: self.rows_max };
-        let transaction = Transaction::begin(connection).await?;
-        let (transaction, effect) = effect(transaction, &self.config, &writing, window, apart).await?;
+        let mut transaction = Transaction::begin(connection).await?;
+        if let Some(name) = &self.config.progress {
+            let ours;
+            (transaction, ours) = offsets::advance(transaction, name, &job.moves.advances).await?;
+            if !ours {
+                // The owner may be waiting for these rows.
+                transaction.rollback().await?;
+                return Ok(Attempt::Fenced);
+            }
+        }
+        let (mut transaction, mut effect) = effect(transaction, &self.config, &writing, window, apart).await?;
         if let Some((_, _, last)) = effect.rejects.last()
             && let Err(failure) = self.config.breaker.check(effect.rejects.len() as u64, last)
         {
             return Ok(Attempt::Tripped(failure));
+        }
+        if let Some(name) = &self.config.progress {
+            match letters(&self.config, &job.moves, &effect) {
+                Ok(letters) => effect.letters = letters,
+                Err(failure) => return Ok(Attempt::Tripped(failure)),
+            }
+            transaction = offsets::keep(transaction, name, &effect.letters).await?;
+            if !job.moves.relayed.is_empty() {
+                transaction = offsets::relayed(transaction, name, &job.moves.relayed).await?;
+            }
         }
         transaction.commit().await?;
         Ok(Attempt::Done(effect))
@@ -151,17 +182,12 @@ impl Task {
     fn applied(&mut self, mut batch: Batch, effect: Effect) -> Applied {
         let written = effect.written;
         let sent = written.applied + written.stale + written.ties;
-        self.replay = (written.stale + written.ties) * 2 > sent;
+        if sent > 0 {
+            self.replay = (written.stale + written.ties) * 2 > sent;
+        }
         self.config.breaker.count(effect.rejects.len() as u64);
+        let mut rejects = rejects(&self.config, &effect);
         let layout = &self.config.layout;
-        let mut rejects: Vec<(usize, Reject)> = effect
-            .rejects
-            .into_iter()
-            .map(|(row, reason, message)| {
-                let message = format!("table {}: {message}", layout.table);
-                (row as usize, Reject { node: layout.node.clone(), reason, message })
-            })
-            .collect();
         rejects.sort_by_key(|(row, _)| *row);
         for id in effect.duplicates.iter().filter_map(|row| batch.id(*row)) {
             tracing::debug!(node = %layout.node, %id, "duplicate, skipped");
@@ -176,6 +202,8 @@ impl Task {
             duplicates: effect.duplicates.len() as u64,
             tombstones,
             rejects,
+            letters: effect.letters,
+            fenced: effect.fenced,
             batch,
         };
         self.report_ties(applied.ties);
@@ -215,6 +243,26 @@ impl Task {
             connection.close().await;
         }
     }
+}
+
+/// The letters of a transaction: of records that became no row, and of rows that the database refused.
+fn letters(config: &WriterConfig, moves: &Moves, effect: &Effect) -> Result<Vec<Letter>, Failure> {
+    let mut letters = moves.letters.clone();
+    if let Some(refused) = &moves.refused {
+        for (row, reject) in rejects(config, effect) {
+            letters.extend(refused(row, &reject)?);
+        }
+    }
+    Ok(letters)
+}
+
+fn rejects(config: &WriterConfig, effect: &Effect) -> Vec<(usize, Reject)> {
+    let layout = &config.layout;
+    let reject = |(row, reason, message): &(u32, &'static str, String)| {
+        let message = format!("table {}: {message}", layout.table);
+        (*row as usize, Reject { node: layout.node.clone(), reason, message })
+    };
+    effect.rejects.iter().map(reject).collect()
 }
 
 /// Writes the rows of a batch that are to be written. With a ledger these are the ones whose events it does not know;

@@ -84,6 +84,13 @@ impl<'c> Transaction<'c> {
         Ok(self)
     }
 
+    /// Gives the transaction up at once, and with it its locks.
+    pub async fn rollback(self) -> Result<(), Error> {
+        self.simple("ROLLBACK").await?;
+        self.connection.dirty = false;
+        Ok(())
+    }
+
     /// Commits. There is no time limit: giving up on an answer would not undo what was sent. A connection that closes
     /// meanwhile leaves the outcome unknown, and the whole transaction must be done again.
     pub async fn commit(self) -> Result<(), Error> {

@@ -14,6 +14,7 @@ use super::connect::Connection;
 use super::error::Error;
 use super::layout::Layout;
 use super::ledger::LedgerTable;
+use super::offsets::{Letter, Moves, StageName};
 use super::status::Status;
 use super::task::Task;
 use crate::error::Failure;
@@ -25,6 +26,8 @@ pub struct WriterConfig {
     pub address: Address,
     pub layout: Arc<Layout>,
     pub ledger: Option<LedgerTable>,
+    /// Whose positions are kept beside the rows; none where Kafka keeps them.
+    pub progress: Option<StageName>,
     /// `false` behind a pooler in transaction mode.
     pub prepared: bool,
     pub breaker: Arc<Breaker>,
@@ -32,11 +35,7 @@ pub struct WriterConfig {
 
 impl WriterConfig {
     pub(super) async fn connect(&self) -> Result<Connection, Error> {
-        Connection::open(&self.address, self.prepared).await.map_err(|error| match error {
-            // The same settings worked at the start: a certificate, a name that does not resolve will be mended.
-            Error::Client(message) => Error::Connection(message),
-            other => other,
-        })
+        Connection::reopen(&self.address, self.prepared).await
     }
 }
 
@@ -58,15 +57,26 @@ pub struct Applied {
     pub tombstones: u64,
     /// Records that the database refused, by their index in the batch, ascending.
     pub rejects: Vec<(usize, Reject)>,
+    /// Dead letters that were committed with the rows and wait to be relayed.
+    pub letters: Vec<Letter>,
+    /// Its positions were not where the transaction began, or belong to another by now: nothing of it is committed.
+    pub fenced: bool,
     /// The batch, empty, to be filled again.
     pub batch: Batch,
+}
+
+/// What a writer is asked to do in one transaction.
+#[derive(Debug)]
+pub struct Job {
+    pub batch: Batch,
+    pub moves: Moves,
 }
 
 /// A handle on a writer's thread. Dropped, the thread ends after the batch it is at; waiting for a database that is
 /// away ends at once.
 #[derive(Debug)]
 pub struct Writer {
-    jobs: mpsc::UnboundedSender<Batch>,
+    jobs: mpsc::UnboundedSender<Job>,
     answers: Receiver<Result<Applied, Failure>>,
     status: Arc<Status>,
     in_flight: usize,
@@ -90,9 +100,14 @@ impl Writer {
 
     /// Hands a batch over. Batches are written in order, each in its own transaction; nothing blocks here.
     pub fn submit(&mut self, batch: Batch) {
+        self.submit_with(batch, Moves::default());
+    }
+
+    /// The same, with what else the transaction does.
+    pub fn submit_with(&mut self, batch: Batch, moves: Moves) {
         self.in_flight += 1;
         // A thread that ended has left its failure for `poll`.
-        let _ = self.jobs.send(batch);
+        let _ = self.jobs.send(Job { batch, moves });
     }
 
     /// Batches that were handed over and not yet answered.
@@ -120,7 +135,7 @@ impl Writer {
     }
 }
 
-fn run(mut task: Task, mut queue: mpsc::UnboundedReceiver<Batch>, answer: Sender<Result<Applied, Failure>>) {
+fn run(mut task: Task, mut queue: mpsc::UnboundedReceiver<Job>, answer: Sender<Result<Applied, Failure>>) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => {
@@ -130,14 +145,14 @@ fn run(mut task: Task, mut queue: mpsc::UnboundedReceiver<Batch>, answer: Sender
     };
     runtime.block_on(async {
         loop {
-            let batch = tokio::select! {
-                batch = queue.recv() => batch,
+            let job = tokio::select! {
+                job = queue.recv() => job,
                 never = task.keep_up() => match never {},
             };
-            let Some(batch) = batch else { break };
+            let Some(job) = job else { break };
             let started = Instant::now();
             // None: the handle is gone, and with it whoever wanted to know.
-            let Some(result) = task.write(batch).await else { break };
+            let Some(result) = task.write(job).await else { break };
             let failed = result.is_err();
             if let Ok(applied) = &result {
                 task.status().count(applied, started.elapsed());

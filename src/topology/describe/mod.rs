@@ -94,7 +94,10 @@ fn ends(plan: &Plan) -> Vec<End> {
             text: format!("the file asks for guarantee = \"{guarantee}\""),
         }];
     }
-    let weakest = |stage: &&Stage| edges_of(plan, stage).map(|edge| edge.guarantee).max();
+    let weakest = |stage: &&Stage| {
+        let edges = plan.edges.iter().filter(|edge| edge.stage == stage.name && edge.from != EdgeEnd::Rejects);
+        edges.map(|edge| edge.guarantee).max()
+    };
     let weaker = plan.stages.iter().find(|stage| weakest(stage) > Some(EdgeGuarantee::ExactlyOnce));
     let stage = weaker.map(|stage| End {
         before: Some(stage.name.clone()),

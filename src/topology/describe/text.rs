@@ -7,7 +7,7 @@ use super::{
 };
 use crate::topology::load::duration_text;
 use crate::topology::plan::{EdgeEnd, EdgeGuarantee, Plan, Stage, StageKind};
-use crate::topology::spec::{Mode, NodeKind, OnError};
+use crate::topology::spec::{Mode, NodeKind, OnError, Progress};
 
 /// Width of the rules that mark where exactly-once ends.
 const WIDTH: usize = 100;
@@ -131,6 +131,9 @@ fn details(kind: &NodeKind) -> String {
             }
             if let Some(version) = &sink.version {
                 let _ = write!(text, ", version {version}");
+            }
+            if sink.progress == Progress::Postgres {
+                text.push_str(", positions beside the rows");
             }
             if let Some(ledger) = &sink.dedupe {
                 let _ = write!(text, ", ledger {} for {}", ledger.table, duration_text(ledger.retention));

@@ -51,7 +51,8 @@ pub fn postgres(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
         [("reject", SinkTombstones::Reject), ("ignore", SinkTombstones::Ignore), ("delete", SinkTombstones::Delete)];
     let tombstones = cx.choice(table, "tombstones", &words).unwrap_or(SinkTombstones::Reject);
     let dedupe = dedupe(cx, table, target.as_ref());
-    let progress = progress(cx, table);
+    let words = [("kafka", Progress::Kafka), ("postgres", Progress::Postgres)];
+    let progress = cx.choice(table, "progress", &words).unwrap_or(Progress::Kafka);
     let batch_rows = cx.integer(table, "batch_rows", 1..=100_000).unwrap_or(1000) as usize;
     let batch_bytes = cx.size(table, "batch_bytes", 64 << 10).unwrap_or(8 << 20);
     let prepared = cx.boolean(table, "prepared").unwrap_or(true);
@@ -143,21 +144,6 @@ fn dedupe(cx: &mut Cx<'_>, table: &Table<'_>, target: Option<&Text>) -> Option<L
     }
     let retention = cx.duration(&inner, "retention", RETENTION_LEAST);
     Some(Ledger { table: name?.value, retention: retention.unwrap_or(RETENTION_LEAST) })
-}
-
-fn progress(cx: &mut Cx<'_>, table: &Table<'_>) -> Progress {
-    let Some(text) = cx.string(table, "progress").filter(|text| !text.unset && text.value != "kafka") else {
-        return Progress::Kafka;
-    };
-    if text.value == "postgres" {
-        cx.found
-            .error(code::NOT_AVAILABLE, text.span, "progress = \"postgres\" comes in a later version")
-            .help("now positions are kept in Kafka, which makes the stage effectively-once");
-    } else {
-        let message = format!("`progress` must be \"kafka\", not {}", text.shown);
-        cx.found.error(code::INVALID_VALUE, text.span, message);
-    }
-    Progress::Kafka
 }
 
 fn check_url(cx: &mut Cx<'_>, url: &Text) {

@@ -6,7 +6,7 @@ use super::cx::Cx;
 use super::nodes::Draft;
 use super::read::duration_text;
 use crate::topology::finding::{Severity, code};
-use crate::topology::spec::{Guarantee, Ledger, Mode, NodeKind, Port, PostgresSink, Source};
+use crate::topology::spec::{Guarantee, Ledger, Mode, NodeKind, Port, PostgresSink, Progress, Source};
 
 /// How long dead letters stay and may be replayed.
 pub const REPLAY_WINDOW: Duration = Duration::from_secs(14 * 24 * 3600);
@@ -22,6 +22,12 @@ pub fn check(
     // At-most-once delivers nothing again.
     if sink.once_by().is_none() && guarantee != Guarantee::AtMostOnce {
         redelivered(cx, draft, sink);
+    }
+    if sink.progress == Progress::Postgres && guarantee == Guarantee::AtMostOnce {
+        let message = format!("{} keeps positions beside its rows, which is no at-most-once", draft.what());
+        cx.found.error(code::MODE_SETTING, draft.name_span.clone(), message).help(
+            "at-most-once commits positions before rows are written: leave `progress` out, or take another `guarantee`",
+        );
     }
     let Some(ledger) = &sink.dedupe else { return };
     let index = drafts.iter().position(|other| std::ptr::eq(other, draft)).unwrap_or(0);
@@ -48,7 +54,8 @@ pub fn check(
 }
 
 fn redelivered(cx: &mut Cx<'_>, draft: &Draft, sink: &PostgresSink) {
-    let help = "give it a ledger: dedupe = { table = \"processed_events\", retention = \"14d\" }";
+    let help = "keep the positions beside the rows: progress = \"postgres\"; or keep a ledger, which also knows what a \
+                producer sent twice: dedupe = { table = \"processed_events\", retention = \"21d\" }";
     let effect = match sink.mode {
         Mode::Add => {
             let message = format!("{} adds again what a crash delivers again", draft.what());

@@ -10,7 +10,7 @@ use semel::error::Failure;
 use semel::ids::EventId;
 use semel::operator::row::Row;
 use semel::reject::Reject;
-use semel::sink::postgres::{Applied, Batch, Breaker, Checked, Writer, WriterConfig, preflight};
+use semel::sink::postgres::{Applied, Batch, Breaker, Checked, StageName, Writer, WriterConfig, preflight};
 use semel::topology::spec::{
     Guarantee, Kafka, Mode, Node, NodeId, NodeKind, OnError, PostgresSink, Progress, SinkTombstones, TestCase,
     Topology, UnknownFields,
@@ -206,10 +206,16 @@ impl Target {
 }
 
 pub fn writer(checked: &Checked, sink: &PostgresSink) -> Writer {
+    writer_of(checked, sink, None)
+}
+
+/// A writer of the stage whose positions lie beside the rows.
+pub fn writer_of(checked: &Checked, sink: &PostgresSink, progress: Option<StageName>) -> Writer {
     Writer::spawn(WriterConfig {
         address: checked.address.clone(),
         layout: Arc::clone(&checked.layout),
         ledger: checked.ledger.clone(),
+        progress,
         prepared: sink.prepared,
         breaker: Arc::new(Breaker::new("sink", sink.max_rejects_per_minute)),
     })

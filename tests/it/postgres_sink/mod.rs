@@ -5,6 +5,7 @@ mod fixture;
 mod ledger;
 mod modes;
 mod preflight;
+mod progress;
 mod proxy;
 mod rows;
 mod server;

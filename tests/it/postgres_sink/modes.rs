@@ -68,6 +68,21 @@ fn in_mode_add_sums_are_exact_at_every_batch_size() {
     }
 }
 
+/// A balance that may not fall below 0 is held against the sum, not against what is taken from it.
+#[test]
+fn in_mode_add_constraints_are_held_against_the_sum() {
+    let Some(db) = Database::new("add_check") else { return };
+    db.session.execute("CREATE TABLE t (id text PRIMARY KEY, n int8 NOT NULL CHECK (n >= 0))");
+    let mut target = Target::new(sink(&db, Mode::Add)).unwrap();
+    let of = |id: &str, n: i64| format!(r#"{{"id":"{id}","n":{n}}}"#);
+    for (record, good) in [(of("a", 10), true), (of("a", -3), true), (of("a", -20), false), (of("b", -1), false)] {
+        assert_eq!(target.write(&[&record], 1).rows, u64::from(good), "{record}");
+    }
+    assert_eq!(db.table(), ["a|7"]);
+    assert_eq!(target.write(&[&of("a", -7), &of("b", 2), &of("b", -1)], 3).rows, 3);
+    assert_eq!(db.table(), ["a|0", "b|1"]);
+}
+
 #[test]
 fn in_mode_add_what_overflows_is_rejected_alone() {
     let Some(db) = Database::new("add_overflow") else { return };

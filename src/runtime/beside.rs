@@ -1,0 +1,186 @@
+//! Positions and dead letters of a Postgres stage that keeps them beside its rows. A dead letter lies in the database
+//! until the Kafka transaction that relays it is committed; whoever owns the partition relays what lies there.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::chunk::{Chunk, Target, TargetId};
+use crate::commit::progress::BatchId;
+use crate::error::Failure;
+use crate::ids::{self, EventId};
+use crate::record::{Input, Offset, Position, TopicPartition};
+use crate::reject::{Reject, dead_letter};
+use crate::runtime::kept::Kept;
+use crate::runtime::postgres_task::stopped;
+use crate::sink::postgres::{Advance, Letter, Moves, Origin, Store};
+use crate::topology::spec::OnError;
+
+/// What the transactions of a stage carry beside rows.
+pub struct Beside {
+    store: Arc<Store>,
+    writer: Arc<LetterWriter>,
+    advances: Vec<Advance>,
+    /// The record at hand, by where it was read.
+    at: Option<Origin>,
+    /// The records of the open batch's rows.
+    origins: Vec<Origin>,
+    /// Of records that became no row, for the next transaction.
+    letters: Vec<Letter>,
+    /// Among the outputs of the open batch.
+    relaying: Vec<Origin>,
+    sealed: VecDeque<(BatchId, Vec<Origin>)>,
+    /// In Kafka: the next transaction forgets them.
+    relayed: Vec<Origin>,
+    /// A transaction found its positions elsewhere.
+    pub fenced: bool,
+}
+
+/// Makes letters that carry an id, the same however often they are relayed.
+pub struct LetterWriter {
+    pub topology: String,
+    pub on_error: OnError,
+    pub target: Target,
+    pub topic_ids: HashMap<String, Uuid>,
+}
+
+impl LetterWriter {
+    fn letter(&self, origin: Origin, input: &Input<'_>, reject: &Reject) -> Letter {
+        let carried = input.headers.last(ids::HEADER).flatten().and_then(|id| std::str::from_utf8(id).ok());
+        let topic_id = self.topic_ids.get(input.topic).copied().unwrap_or_default();
+        let place = EventId::at(topic_id, input.partition, input.offset).to_string();
+        let mut chunk = Chunk::default();
+        let id = Some(carried.unwrap_or(&place));
+        dead_letter(&mut chunk, TargetId(0), &self.target, &self.topology, id, input, reject);
+        Letter::new(origin, &chunk.get(0))
+    }
+
+    /// The letter of a row that the database refused.
+    fn refused(&self, origin: &Origin, input: &Input<'_>, reject: &Reject) -> Result<Option<Letter>, Failure> {
+        match self.on_error {
+            OnError::Reject => Ok(Some(self.letter(origin.clone(), input, reject))),
+            OnError::Skip => Ok(None),
+            OnError::Stop => Err(stopped(input, reject)),
+        }
+    }
+}
+
+impl Beside {
+    pub fn new(store: Arc<Store>, writer: LetterWriter) -> Beside {
+        Beside {
+            store,
+            writer: Arc::new(writer),
+            advances: Vec::new(),
+            at: None,
+            origins: Vec::new(),
+            letters: Vec::new(),
+            relaying: Vec::new(),
+            sealed: VecDeque::new(),
+            relayed: Vec::new(),
+            fenced: false,
+        }
+    }
+
+    /// A partition was claimed anew: what was known of it is of a former claim.
+    pub fn assigned(&mut self, partition: &TopicPartition) {
+        self.advances.retain(|advance| advance.partition != *partition);
+    }
+
+    /// The record that is processed next.
+    pub fn reading(&mut self, partition: &TopicPartition, offset: Offset) {
+        self.at = Some(Origin { partition: partition.clone(), offset });
+    }
+
+    /// The record at hand has become a row of the open batch.
+    pub fn row(&mut self) {
+        self.origins.extend(self.at.clone());
+    }
+
+    /// The record at hand is through.
+    pub fn processed(&mut self) {
+        if let Some(Origin { partition, offset }) = self.at.take() {
+            self.advance(&partition, offset.next());
+        }
+    }
+
+    /// Moves the position of a claimed partition.
+    pub fn advance(&mut self, partition: &TopicPartition, to: Position) {
+        if let Some(advance) = self.advances.iter_mut().find(|advance| advance.partition == *partition) {
+            advance.to = advance.to.max(to);
+            return;
+        }
+        let partition = partition.clone();
+        match self.store.claimed(&partition) {
+            Some(claim) => {
+                let (epoch, from) = (claim.epoch, claim.position);
+                self.advances.push(Advance { partition, epoch, from, to: to.max(from) });
+            }
+            // Rows without their position must not be written.
+            None => self.fenced = true,
+        }
+    }
+
+    pub fn letter(&mut self, input: &Input<'_>, reject: &Reject) {
+        if let Some(origin) = self.at.clone() {
+            self.letters.push(self.writer.letter(origin, input, reject));
+        }
+    }
+
+    /// Whether a transaction has anything to do but rows.
+    pub fn is_open(&self) -> bool {
+        !self.letters.is_empty() || !self.relayed.is_empty() || self.advances.iter().any(|a| a.to > a.from)
+    }
+
+    /// What goes with the rows of these records.
+    pub fn moves(&mut self, kept: &Arc<Kept>) -> Moves {
+        let advances = self.advances.iter().filter(|advance| advance.to > advance.from).cloned().collect();
+        self.advances.iter_mut().for_each(|advance| advance.from = advance.to);
+        let (writer, kept) = (Arc::clone(&self.writer), Arc::clone(kept));
+        let origins = std::mem::take(&mut self.origins);
+        Moves {
+            advances,
+            letters: std::mem::take(&mut self.letters),
+            relayed: std::mem::take(&mut self.relayed),
+            refused: Some(Box::new(move |row, reject| writer.refused(&origins[row], &kept.input(row), reject))),
+        }
+    }
+
+    /// Puts letters among the outputs of the open batch.
+    pub fn relay(&mut self, letters: Vec<Letter>, chunk: &mut Chunk, target: TargetId) {
+        for letter in letters {
+            letter.put(chunk, target);
+            self.relaying.push(letter.origin);
+        }
+    }
+
+    /// The same with what a former owner left.
+    pub fn relay_former(&mut self, chunk: &mut Chunk, target: TargetId) {
+        let letters = self.store.take_letters();
+        self.relay(letters, chunk, target);
+    }
+
+    pub fn sealed(&mut self, batch: BatchId) {
+        if !self.relaying.is_empty() {
+            self.sealed.push_back((batch, std::mem::take(&mut self.relaying)));
+        }
+    }
+
+    /// True where letters can be forgotten now.
+    pub fn committed(&mut self, batch: BatchId) -> bool {
+        while let Some((_, origins)) = self.sealed.pop_front_if(|(sealed, _)| *sealed <= batch) {
+            self.relayed.extend(origins);
+        }
+        !self.relayed.is_empty()
+    }
+
+    /// Everything but what is in Kafka already is found again with the next claim.
+    pub fn abandon(&mut self) {
+        self.advances.clear();
+        self.origins.clear();
+        self.letters.clear();
+        self.relaying.clear();
+        self.sealed.clear();
+        self.fenced = false;
+    }
+}

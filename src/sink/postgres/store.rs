@@ -1,0 +1,129 @@
+//! A worker's hold on its positions in the database.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use super::address::Address;
+use super::connect::Connection;
+use super::error::Error;
+use super::offsets::{self, Claim, Letter, StageName};
+use super::transaction::Transaction;
+use crate::error::{Disposition, Failure};
+use crate::record::{Position, TopicPartition};
+
+/// Claims partitions for one worker, on a connection of its own for each question.
+#[derive(Debug)]
+pub struct Store {
+    pub name: StageName,
+    address: Address,
+    prepared: bool,
+    /// For people who look at the table.
+    owner: String,
+    claims: Mutex<HashMap<TopicPartition, Claim>>,
+    /// Letters found with a claim, which have yet to be relayed.
+    letters: Mutex<HashMap<TopicPartition, Vec<Letter>>>,
+}
+
+impl Store {
+    pub fn new(name: StageName, address: Address, prepared: bool, owner: &str) -> Store {
+        let (claims, letters) = (Mutex::default(), Mutex::default());
+        Store { name, address, prepared, owner: owner.to_owned(), claims, letters }
+    }
+
+    /// Takes partitions over; `seeds` are where they start if this stage never had them. `Ok(Err)`: the database is away or
+    /// a former owner is still at it; ask again. Blocks, for 15 seconds at most.
+    ///
+    /// # Errors
+    /// What asking again does not mend: the tables are gone, or a topic was made anew.
+    pub fn claim(&self, seeds: &[(TopicPartition, Position)]) -> Result<Result<Vec<Claim>, String>, Failure> {
+        let partitions = || seeds.iter().map(|(partition, _)| partition);
+        let claimed = self.run(async |transaction| {
+            let (transaction, other) = offsets::made_anew(transaction, &self.name, partitions()).await?;
+            if other.is_some() {
+                return Ok((transaction, (Vec::new(), Vec::new(), other)));
+            }
+            let (transaction, claims) = offsets::claim(transaction, &self.name, &self.owner, seeds).await?;
+            let (transaction, letters) = offsets::pending(transaction, &self.name, partitions()).await?;
+            Ok((transaction, (claims, letters, None)))
+        });
+        let (claims, letters, other) = match claimed {
+            Ok(claimed) => claimed,
+            Err(error) => return self.passes(error).map(Err),
+        };
+        if let Some(topic) = other {
+            return Err(Failure::stopped(format!(
+                "topic {topic:?} was deleted and made anew: {} holds the positions of stage {} in the former one. \
+                 Nothing was skipped; delete those rows once you know what is missing",
+                offsets::OFFSETS,
+                self.name.stage
+            )));
+        }
+        let mut held = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        held.extend(claims.iter().map(|claim| (claim.partition.clone(), claim.clone())));
+        let mut waiting = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        partitions().for_each(|partition| drop(waiting.remove(partition)));
+        for letter in letters {
+            waiting.entry(letter.origin.partition.clone()).or_default().push(letter);
+        }
+        Ok(Ok(claims))
+    }
+
+    /// The claim on a partition.
+    pub fn claimed(&self, partition: &TopicPartition) -> Option<Claim> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner).get(partition).cloned()
+    }
+
+    /// Whether letters of a partition wait to be relayed.
+    pub fn has_letters(&self, partition: &TopicPartition) -> bool {
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner).contains_key(partition)
+    }
+
+    /// Letters that a former owner left.
+    pub fn take_letters(&self) -> Vec<Letter> {
+        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        letters.drain().flat_map(|(_, letters)| letters).collect()
+    }
+
+    /// Every position of the stage; `Ok(Err)` where the database is away. Blocks.
+    pub fn positions(&self) -> Result<Result<HashMap<TopicPartition, Position>, String>, Failure> {
+        match self.run(async |transaction| offsets::read(transaction, &self.name).await) {
+            Ok(positions) => Ok(Ok(positions.into_iter().collect())),
+            Err(error) => self.passes(error).map(Err),
+        }
+    }
+
+    fn passes(&self, error: Error) -> Result<String, Failure> {
+        match error.disposition() {
+            Disposition::Retry | Disposition::Rebuild => Ok(error.to_string()),
+            Disposition::AbortTxn { .. } | Disposition::Fenced | Disposition::Reject { .. } | Disposition::Fatal(_) => {
+                Err(Failure::stopped(format!(
+                    "positions of stage {} in {}: {error}",
+                    self.name.stage,
+                    offsets::OFFSETS
+                )))
+            }
+        }
+    }
+
+    /// Runs one transaction on a thread with a connection of its own and commits it.
+    fn run<T: Send>(
+        &self,
+        work: impl AsyncFnOnce(Transaction<'_>) -> Result<(Transaction<'_>, T), Error> + Send,
+    ) -> Result<T, Error> {
+        let asked = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(|e| Error::Client(e.to_string()))?;
+            runtime.block_on(async {
+                let mut connection = Connection::reopen(&self.address, self.prepared).await?;
+                let transaction = Transaction::begin(&mut connection).await?;
+                let (transaction, result) = work(transaction).await?;
+                transaction.commit().await?;
+                connection.close().await;
+                Ok(result)
+            })
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(asked).join().unwrap_or_else(|_| Err(Error::Client("the question itself failed".into())))
+        })
+    }
+}

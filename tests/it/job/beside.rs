@@ -1,0 +1,221 @@
+//! Positions kept beside the rows: sums without a version or a ledger, exact through kills, sleepers and a database that
+//! goes back in time.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use semel::kafka::Isolation;
+
+use super::harness::{Job, Load, PATIENCE, Record};
+use crate::support;
+
+const TOPOLOGY: &str = r#"
+name = "NAME"
+session_timeout = "6s"
+transaction_timeout = "4s"
+[kafka]
+[sources.payments]
+type = "kafka"
+topics = ["NAME.in"]
+event_id = ".event_id"
+[sinks.balances]
+type = "postgres"
+inputs = ["payments"]
+url = "${DATABASE_URL}"
+table = "THE_TABLE"
+mode = "add"
+key = ["account"]
+progress = "postgres"
+"#;
+
+const PARTITIONS: i32 = 3;
+
+/// A job with its table and the tables of positions.
+fn job(prefix: &str) -> Option<Job> {
+    let job = Job::new(support::broker(prefix)?, prefix, PARTITIONS);
+    support::progress_tables(&job.database_url);
+    job.sql(
+        "CREATE TABLE THE_TABLE (account text PRIMARY KEY CHECK (account <> 'nobody'), amount bigint NOT NULL, events int \
+         NOT NULL)",
+    );
+    Some(job)
+}
+
+/// What is wrong with a record: its amount is no number, or the database refuses it.
+fn poison(i: u64) -> Option<&'static str> {
+    match i % 100 {
+        37 => Some("column"),
+        71 => Some("database"),
+        _ => None,
+    }
+}
+
+fn payment(i: u64) -> (String, String) {
+    let key = format!("a{}", i % 5);
+    let (account, amount) = match poison(i) {
+        Some("column") => (&*key, "\"much\"".to_owned()),
+        Some(_) => ("nobody", i.to_string()),
+        None => (&*key, i.to_string()),
+    };
+    let value = format!(r#"{{"event_id":"p-{i}","account":"{account}","amount":{amount},"events":1}}"#);
+    (key, value)
+}
+
+fn produce(job: &Job, records: std::ops::Range<u64>) {
+    let payments: Vec<(String, String)> = records.map(payment).collect();
+    job.produce(
+        "in",
+        payments.iter().map(|(key, value)| Record {
+            partition: semel::operator::partition(Some(key.as_bytes()), 0, PARTITIONS),
+            key: Some(key.as_bytes()),
+            value: Some(value.as_bytes()),
+            ..Record::default()
+        }),
+    );
+}
+
+/// Compares sums, positions in both places and dead letters with `count` records.
+#[track_caller]
+fn check(job: &Job, count: u64) {
+    let expected: Vec<Vec<Option<String>>> = (0..5)
+        .map(|account| {
+            let good: Vec<u64> = (0..count).filter(|i| i % 5 == account && poison(*i).is_none()).collect();
+            [format!("a{account}"), good.iter().sum::<u64>().to_string(), good.len().to_string()].map(Some).to_vec()
+        })
+        .collect();
+    assert_eq!(job.sql("SELECT account, amount, events FROM THE_TABLE ORDER BY 1"), expected, "of {count} records");
+    let group = format!("{}.balances", job.name);
+    let in_group: Vec<i64> = job.positions(&group, "in").into_iter().map(|p| p.unwrap_or(0)).collect();
+    assert_eq!(in_group, job.ends("in", Isolation::ReadCommitted));
+    let offsets = format!("SELECT next_offset FROM semel.sink_offsets WHERE stage = '{group}' ORDER BY partition");
+    let in_database: Vec<i64> =
+        job.sql(&offsets).into_iter().map(|row| row[0].clone().unwrap().parse().unwrap()).collect();
+    assert_eq!(in_database, in_group);
+    let left = job.sql(&format!("SELECT count(*) FROM semel.dead_letters WHERE stage = '{group}'"));
+    assert_eq!(left[0][0].as_deref(), Some("0"), "every letter was relayed");
+}
+
+/// How often each rejected event came to the dead letters, by what was wrong with it; relayed again it has the same id.
+fn letters(job: &Job) -> BTreeMap<(String, String), usize> {
+    let (mut letters, mut ids) = (BTreeMap::new(), BTreeMap::new());
+    for letter in job.read("dead-letters") {
+        let value: serde_json::Value = serde_json::from_str(letter.text()).unwrap();
+        let event = value["event_id"].as_str().unwrap().to_owned();
+        let id = letter.header("semel-event-id").unwrap().to_owned();
+        assert_eq!(*ids.entry(event.clone()).or_insert_with(|| id.clone()), id);
+        *letters.entry((event, letter.header("semel-error-reason").unwrap().to_owned())).or_default() += 1;
+    }
+    letters
+}
+
+fn expected_letters(count: u64) -> Vec<(String, String)> {
+    let mut letters: Vec<_> =
+        (0..count).filter_map(|i| poison(i).map(|reason| (format!("p-{i}"), reason.to_owned()))).collect();
+    letters.sort();
+    letters
+}
+
+#[test]
+fn sums_with_positions_beside_them_are_exact_through_kills() {
+    let Some(job) = job("beside") else { return };
+    let file = job.file(TOPOLOGY);
+    let group = format!("{}.balances", job.name);
+    let count = std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 3_000, PARTITIONS, payment);
+        for round in 0..5_u64 {
+            let process = job.start(&file);
+            let before = job.progress(&group, "in");
+            support::eventually(PATIENCE, "the job makes progress", || job.progress(&group, "in") > before);
+            let until = Instant::now() + Duration::from_millis(31 * round);
+            support::eventually(PATIENCE, "the moment", || Instant::now() >= until);
+            process.kill();
+        }
+        load.stop()
+    });
+    job.drain(&file);
+    check(&job, count);
+    assert_eq!(letters(&job).into_keys().collect::<Vec<_>>(), expected_letters(count));
+}
+
+#[test]
+fn a_clean_stop_relays_each_dead_letter_once() {
+    let Some(job) = job("letters") else { return };
+    let file = job.file(TOPOLOGY);
+    for round in 0..3 {
+        produce(&job, round * 500..(round + 1) * 500);
+        job.drain(&file);
+        check(&job, (round + 1) * 500);
+        let letters = letters(&job);
+        assert!(letters.values().all(|times| *times == 1), "{letters:?}");
+        assert_eq!(letters.into_keys().collect::<Vec<_>>(), expected_letters((round + 1) * 500));
+    }
+}
+
+/// Yesterday's data folder: table and positions go back together, Kafka does not.
+#[test]
+fn a_database_restored_to_an_earlier_state_reads_again_from_there() {
+    let Some(job) = job("restored") else { return };
+    let file = job.file(TOPOLOGY);
+    let group = format!("{}.balances", job.name);
+    produce(&job, 0..1000);
+    job.drain(&file);
+    job.sql(&format!(
+        "CREATE TABLE THE_TABLE_rows AS SELECT * FROM THE_TABLE; \
+         CREATE TABLE THE_TABLE_offsets AS SELECT * FROM semel.sink_offsets WHERE stage = '{group}'"
+    ));
+    produce(&job, 1000..1700);
+    job.drain(&file);
+    check(&job, 1700);
+    job.sql(&format!(
+        "BEGIN; TRUNCATE THE_TABLE; INSERT INTO THE_TABLE SELECT * FROM THE_TABLE_rows; \
+         DELETE FROM semel.sink_offsets WHERE stage = '{group}'; \
+         INSERT INTO semel.sink_offsets SELECT * FROM THE_TABLE_offsets; COMMIT"
+    ));
+    let report = job.drain(&file);
+    assert_eq!(report["stages"][0]["in"].as_u64(), Some(700), "{report}");
+    check(&job, 1700);
+}
+
+#[test]
+fn a_worker_that_was_asleep_adds_nothing_of_what_another_took_over() {
+    let Some(job) = job("asleep-beside") else { return };
+    let file = job.file(TOPOLOGY);
+    let group = format!("{}.balances", job.name);
+    let count = std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 2_000, PARTITIONS, payment);
+        let sleeper = job.start(&file);
+        support::eventually(PATIENCE, "the first works", || job.progress(&group, "in") > 0);
+        let other = job.start(&file);
+        support::eventually(PATIENCE, "the other has partitions", || other.log().contains("assigned"));
+        sleeper.signal(Signal::SIGSTOP);
+        let before = job.positions(&group, "in");
+        support::eventually(PATIENCE, "the other takes every partition over", || {
+            job.positions(&group, "in").iter().zip(&before).all(|(now, then)| now > then)
+        });
+        sleeper.signal(Signal::SIGCONT);
+        support::eventually(PATIENCE, "the sleeper has work again", || sleeper.log().matches("assigned").count() > 2);
+        sleeper.stop();
+        other.stop();
+        load.stop()
+    });
+    job.drain(&file);
+    check(&job, count);
+    assert_eq!(letters(&job).into_keys().collect::<Vec<_>>(), expected_letters(count));
+}
+
+#[test]
+fn a_topic_made_anew_stops_the_stage_instead_of_skipping() {
+    let Some(job) = job("anew") else { return };
+    let file = job.file(TOPOLOGY);
+    produce(&job, 0..30);
+    job.drain(&file);
+    job.sql(&format!(
+        "UPDATE semel.sink_offsets SET topic_id = gen_random_uuid() WHERE stage = '{}.balances'",
+        job.name
+    ));
+    let output = job.run_drain(&file);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(5), "{message}");
+    assert!(message.contains("was deleted and made anew"), "{message}");
+}
