@@ -2,12 +2,13 @@
 //! goes back in time.
 
 use std::collections::BTreeMap;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use semel::kafka::Isolation;
 
-use super::harness::{Job, Load, PATIENCE, Record};
+use super::harness::{Job, Load, PATIENCE, Record, wait_with_output};
 use crate::support;
 
 const TOPOLOGY: &str = r#"
@@ -202,6 +203,34 @@ fn a_worker_that_was_asleep_adds_nothing_of_what_another_took_over() {
     job.drain(&file);
     check(&job, count);
     assert_eq!(letters(&job).into_keys().collect::<Vec<_>>(), expected_letters(count));
+}
+
+/// A record of the retry topic moves the position of that topic, not of the one it once came from.
+#[test]
+fn a_replayed_dead_letter_adds_once_where_positions_lie_beside_the_rows() {
+    let Some(job) = job("replayed") else { return };
+    let file = job.file(TOPOLOGY);
+    produce(&job, 0..100);
+    job.drain(&file);
+    check(&job, 100);
+    job.sql("ALTER TABLE THE_TABLE DROP CONSTRAINT THE_TABLE_account_check");
+    let args = ["dlq", "replay", file.to_str().unwrap(), "--json"];
+    let output = wait_with_output(job.semel(&args).stdout(Stdio::piped()).spawn().unwrap());
+    let outcome: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(outcome["replayed"].as_array().unwrap().len(), 2, "{outcome}");
+    for _ in 0..2 {
+        job.drain(&file);
+        let nobody = "SELECT amount, events FROM THE_TABLE WHERE account = 'nobody'";
+        assert_eq!(job.sql(nobody), [["71", "1"].map(|cell| Some(cell.to_owned())).to_vec()]);
+        let again = BTreeMap::from([(("p-37".into(), "column".into()), 2), (("p-71".into(), "database".into()), 1)]);
+        assert_eq!(letters(&job), again);
+    }
+    let retry = format!(
+        "SELECT sum(next_offset) FROM semel.sink_offsets WHERE stage = '{0}.balances' AND topic = \
+                         '{0}.balances.retry'",
+        job.name
+    );
+    assert!(job.sql(&retry)[0][0].as_deref().is_some_and(|sum| sum >= "2"), "{:?}", job.sql(&retry));
 }
 
 #[test]
