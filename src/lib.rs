@@ -37,6 +37,7 @@ pub mod expr;
 pub mod operator;
 pub mod topology;
 
+pub mod crash;
 pub mod dlq;
 pub mod kafka;
 pub mod sink;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::file;
+use crate::crash;
 use crate::error::{Exit, Failure};
 use crate::observe::progress::grouped;
 use crate::runtime::app::{self, Report, RunOptions};
@@ -30,6 +31,7 @@ pub struct Args {
 
 /// Runs the job until it is drained or told to stop.
 pub fn run(args: Args) -> Result<Exit, Failure> {
+    crash::arm()?;
     let topology = file::checked(&args.file, Exit::Refused)?;
     let plan = Plan::new(Arc::new(topology));
     let stop = shutdown::on_signals()?;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::Clock;
 use crate::commit::metadata::TopicIds;
+use crate::crash::{self, Point};
 use crate::error::{Exit, Failure};
 use crate::kafka::{Admin, Connection, Consumer, ConsumerOptions, Error, GroupHandle};
 use crate::observe::progress::Display;
@@ -279,6 +280,7 @@ impl Job<'_> {
             members.push(worker.member());
             ready.push((worker, committer));
         }
+        crash::at(Point::AtStart);
         let mut running = Running { status, workers: Vec::new(), committers: Vec::new(), members, _identity: identity };
         for (number, (worker, committer)) in ready.into_iter().enumerate() {
             let name = format!("{}-{number}", stage.name);

@@ -8,6 +8,7 @@ use crate::commit::metadata::TopicIds;
 use crate::commit::progress::Sealed;
 use crate::commit::protocol::{Effect, Event, Protocol, Work};
 use crate::commit::{Epoch, Side};
+use crate::crash::{self, Point};
 use crate::error::{Disposition, Exit, Failure};
 use crate::kafka::{Connection, Error, GroupHandle, Producer, ProducerOptions};
 use crate::observe::status::StageStatus;
@@ -250,6 +251,7 @@ impl Committer {
     fn produce(&mut self, side: Side) -> Event {
         match self.enqueue(side) {
             Ok(()) => {
+                crash::at(Point::AfterProduce);
                 self.recycle();
                 Event::Done
             }
@@ -342,10 +344,12 @@ impl Committer {
         if !self.transactional() {
             return Event::Done;
         }
+        crash::at(Point::BeforeSendOffsets);
         self.answer(|c| {
             let (sealed, _) = c.sealed.as_ref().expect("a sealed batch");
             let (ids, producer) = (&c.options.topic_ids, c.producer(side));
-            producer.send_offsets(&sealed.positions, ids, &metadata, SLICE).map_err(|e| c.refused(side, e))
+            let sent = producer.send_offsets(&sealed.positions, ids, &metadata, SLICE);
+            sent.map(|()| crash::at(Point::AfterSendOffsets)).map_err(|e| c.refused(side, e))
         })
     }
 
@@ -353,13 +357,16 @@ impl Committer {
         if self.given_up() {
             return Event::Failed(Disposition::AbortTxn { rejoin: true });
         }
-        self.answer(|c| {
+        crash::at(Point::BeforeCommit);
+        let event = self.answer(|c| {
             if c.transactional() {
                 return c.producer(side).commit(SLICE).map_err(|e| c.refused(side, e));
             }
             let (sealed, _) = c.sealed.as_ref().expect("a sealed batch");
             c.group.commit(&sealed.positions, &c.options.topic_ids, SLICE)
-        })
+        });
+        crash::at(Point::AfterCommit);
+        event
     }
 
     fn rebuild(&mut self, await_generation: bool) -> Event {

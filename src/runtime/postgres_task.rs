@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::chunk::{Chunk, Target, TargetId};
 use crate::commit::progress::BatchId;
+use crate::crash::{self, Point};
 use crate::error::Failure;
 use crate::observe::status::StageStatus;
 use crate::operator::row::{Mapped, RowMapper};
@@ -262,6 +263,7 @@ impl Task for PostgresTask {
         if let Some(beside) = &mut self.beside {
             beside.relay_former(&mut self.letters, self.dead_letters.0);
         }
+        crash::at(Point::BeforePositions);
         debug_assert!(chunk.is_empty(), "letters are kept here until the batch is settled");
         std::mem::swap(chunk, &mut self.letters);
         Ok(true)

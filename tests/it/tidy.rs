@@ -15,8 +15,8 @@ const LAYERS: &[(&str, &[&str])] = &[
             "topology",
         ],
     ),
-    ("edge", &["kafka", "store", "sink", "dlq", "inspect"]),
-    ("run", &["audit", "runtime", "observe", "testing", "cluster", "quickstart"]),
+    ("edge", &["crash", "kafka", "store", "sink", "dlq", "inspect"]),
+    ("run", &["audit", "runtime", "observe", "testing", "cluster", "quickstart", "drill"]),
     ("shell", &["cli"]),
 ];
 

@@ -12,6 +12,7 @@ use self::state::{Phase, State};
 use crate::chunk::Chunk;
 use crate::commit::Cause;
 use crate::commit::progress::Progress;
+use crate::crash::{self, Point};
 use crate::error::{Disposition, Exit, Failure};
 use crate::kafka::{Consumer, Error, GroupHandle, Polled};
 use crate::observe::status::StageStatus;
@@ -302,6 +303,7 @@ impl Worker {
         match event {
             Rebalance::Assign(partitions) => self.assigned(partitions),
             Rebalance::Revoke { partitions, lost: false } => {
+                crash::at(Point::InRevoke);
                 // What was in the air when a batch failed comes again wherever the partition goes.
                 if !self.drain(self.state.options.revoke_timeout)? {
                     self.state.abandon();

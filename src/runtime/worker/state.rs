@@ -9,6 +9,7 @@ use super::WorkerOptions;
 use crate::chunk::Chunk;
 use crate::commit::progress::{Progress, SlotId};
 use crate::commit::{Cause, Epoch};
+use crate::crash::{self, Point};
 use crate::error::Failure;
 use crate::observe::status::StageStatus;
 use crate::record::{Input, Offset, Position, TopicPartition};
@@ -104,6 +105,7 @@ impl State {
         if !self.progress.is_due(slot, input.offset) {
             return Ok(false);
         }
+        crash::at(Point::AfterPoll);
         if self.opened.is_none() {
             self.opened = Some(Instant::now());
             self.status.begin();
@@ -133,6 +135,7 @@ impl State {
         self.task.processed();
         self.status.records_in.add(1);
         self.progress.processed(slot, input.offset);
+        crash::at(Point::AfterProcess);
         if self.isolation.is_some() {
             self.last = self.hot.as_ref().map(|(partition, _)| (partition.clone(), input.offset));
         }

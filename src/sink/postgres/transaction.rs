@@ -7,6 +7,7 @@ use tokio_postgres::{Row, Statement};
 
 use super::connect::{ANSWER_TIMEOUT, Connection, SETTINGS};
 use super::error::Error;
+use crate::crash::{self, Point};
 
 /// Parameters with their types.
 pub type Params<'a> = [(&'a (dyn ToSql + Sync), Type)];
@@ -94,7 +95,9 @@ impl<'c> Transaction<'c> {
     /// Commits. There is no time limit: giving up on an answer would not undo what was sent. A connection that closes
     /// meanwhile leaves the outcome unknown, and the whole transaction must be done again.
     pub async fn commit(self) -> Result<(), Error> {
+        crash::at(Point::BeforeDatabaseCommit);
         self.connection.client.batch_execute("COMMIT").await.map_err(|e| self.connection.error(&e))?;
+        crash::at(Point::AfterDatabaseCommit);
         self.connection.dirty = false;
         Ok(())
     }

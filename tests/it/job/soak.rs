@@ -1,0 +1,236 @@
+//! A job under load that meets one fault after the other, of every kind, and is right at the end.
+//!
+//! `cargo test` runs a short form. The long one, at 20,000 records a second, with 60 faults and ten quiet seconds before
+//! each: `SEMEL_SOAK=60 cargo test --test it soak -- --nocapture`. `SEMEL_SOAK_REPORT=FILE` writes what happened as JSON
+//! lines, `SEMEL_SOAK_SEED` repeats an order of faults.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::harness::{Job, Load, PATIENCE, Process};
+use super::kafka_proxy::{self, KafkaProxy, Kind};
+use super::kill::{TABLE, TOPOLOGY, check, order};
+use crate::support;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    KillInstance,
+    StopInstance,
+    /// Asleep past its session while the other instance takes over.
+    Zombie,
+    RestartBroker,
+    KillBroker,
+    RestartDatabase,
+    KillDatabase,
+    TerminateBackends,
+    /// Rows are held by somebody else for longer than a transaction may be open.
+    LockRows,
+    Request(Kind, kafka_proxy::Fault),
+}
+
+const FAULTS: [Fault; 14] = [
+    Fault::Request(Kind::EndTxn, kafka_proxy::Fault::CutAfter),
+    Fault::KillInstance,
+    Fault::TerminateBackends,
+    Fault::Zombie,
+    Fault::Request(Kind::TxnOffsetCommit, kafka_proxy::Fault::CutAfter),
+    Fault::RestartBroker,
+    Fault::LockRows,
+    Fault::StopInstance,
+    Fault::KillDatabase,
+    Fault::Request(Kind::Produce, kafka_proxy::Fault::CutAfter),
+    Fault::KillBroker,
+    Fault::Request(Kind::AddOffsetsToTxn, kafka_proxy::Fault::CutBefore),
+    Fault::RestartDatabase,
+    Fault::Request(Kind::EndTxn, kafka_proxy::Fault::Delay(Duration::from_secs(5))),
+];
+
+/// How long a job may take to catch up.
+const CATCH_UP: Duration = Duration::from_secs(180);
+
+struct Scale {
+    faults: usize,
+    rate: u64,
+    quiet: Duration,
+}
+
+impl Scale {
+    fn of_environment() -> Scale {
+        let faults = std::env::var("SEMEL_SOAK").ok().map(|n| n.parse().expect("SEMEL_SOAK is a number of faults"));
+        match faults {
+            Some(faults) => Scale { faults, rate: 20_000, quiet: Duration::from_secs(10) },
+            None => Scale { faults: 5, rate: 2_000, quiet: Duration::ZERO },
+        }
+    }
+}
+
+struct World<'a> {
+    job: &'a Job,
+    file: std::path::PathBuf,
+    cluster: &'a semel::cluster::Cluster,
+    proxy: &'a KafkaProxy,
+    instances: [Option<Process>; 2],
+    rate: u64,
+}
+
+impl World<'_> {
+    fn group(&self) -> String {
+        format!("{}.orders_table", self.job.name)
+    }
+
+    /// Both stages are within a second of their inputs' ends.
+    fn caught_up(&self) -> bool {
+        let near = |group: &str, suffix: &str| {
+            let topic = self.job.topic(suffix);
+            let Ok(Some(info)) = self.job.admin.topic(&topic) else { return false };
+            let asked: Vec<_> = (0..info.partitions)
+                .map(|p| (semel::record::TopicPartition::new(topic.as_str(), p), semel::kafka::At::Latest))
+                .collect();
+            let Ok(ends) = self.job.admin.offsets(&asked, semel::kafka::Isolation::ReadCommitted) else { return false };
+            let end: i64 = ends.into_iter().filter_map(|(_, end)| end).map(|end| end.0).sum();
+            end > 0 && end - self.job.progress(group, suffix) < self.rate as i64
+        };
+        near(&self.job.name, "in") && near(&self.group(), "out")
+    }
+
+    fn start(&mut self, slot: usize) {
+        self.instances[slot] = Some(self.job.start(&self.file));
+    }
+
+    fn meet(&mut self, fault: Fault, round: usize) {
+        let slot = round % 2;
+        match fault {
+            Fault::KillInstance => {
+                self.instances[slot].take().expect("it runs").kill();
+                self.start(slot);
+            }
+            Fault::StopInstance => {
+                self.instances[slot].take().expect("it runs").stop();
+                self.start(slot);
+            }
+            Fault::Zombie => {
+                let sleeper = self.instances[slot].as_ref().expect("it runs");
+                sleeper.signal(Signal::SIGSTOP);
+                let until = Instant::now() + Duration::from_secs(9);
+                support::eventually(PATIENCE, "the session has ended", || Instant::now() >= until);
+                self.instances[slot].as_ref().expect("it runs").signal(Signal::SIGCONT);
+            }
+            Fault::RestartBroker => self.cluster.restart_kafka().unwrap(),
+            Fault::KillBroker => {
+                self.cluster.kill_kafka().unwrap();
+                self.cluster.start_kafka().unwrap();
+            }
+            Fault::RestartDatabase => self.cluster.restart_postgres().unwrap(),
+            Fault::KillDatabase => {
+                self.cluster.kill_postgres().unwrap();
+                self.cluster.start_postgres().unwrap();
+            }
+            Fault::TerminateBackends => {
+                let others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() \
+                              AND backend_type = 'client backend'";
+                self.job.sql(others);
+            }
+            Fault::LockRows => {
+                let lock = self.job.lock_rows();
+                let until = Instant::now() + Duration::from_secs(6);
+                support::eventually(PATIENCE, "the rows were held", || Instant::now() >= until);
+                drop(lock);
+            }
+            Fault::Request(kind, fault) => {
+                self.proxy.next(kind, fault);
+                support::eventually(PATIENCE, &format!("{fault:?} of {kind:?}"), || self.proxy.done());
+            }
+        }
+    }
+
+    /// Resident memory of each instance, in MB.
+    fn memory(&self) -> Vec<u64> {
+        let resident = |process: &Process| {
+            let status = fs::read_to_string(format!("/proc/{}/status", process.child.id())).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0 kB").to_owned();
+            line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) / 1024
+        };
+        self.instances.iter().flatten().map(resident).collect()
+    }
+}
+
+/// The same order for the same seed: every kind once before any comes again.
+fn schedule(seed: u64, faults: usize) -> Vec<Fault> {
+    let mut state = seed;
+    let mut schedule = Vec::new();
+    while schedule.len() < faults {
+        let mut round = FAULTS.to_vec();
+        for i in (1..round.len()).rev() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            round.swap(i, (state >> 33) as usize % (i + 1));
+        }
+        schedule.extend(round);
+    }
+    schedule.truncate(faults);
+    schedule
+}
+
+#[test]
+fn a_job_that_meets_every_kind_of_fault_loses_and_doubles_nothing() {
+    if !support::online("the soak") {
+        return;
+    }
+    let scale = Scale::of_environment();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let seed = std::env::var("SEMEL_SOAK_SEED").map_or(now, |seed| seed.parse().expect("SEMEL_SOAK_SEED is a number"));
+    println!("soak: {} faults at {} records/s, SEMEL_SOAK_SEED={seed}", scale.faults, scale.rate);
+    let proxy = KafkaProxy::start();
+    let cluster = support::private_cluster(&[("advertised.listeners", &format!("PLAINTEXT://{}", proxy.address))]);
+    proxy.forward_to(&cluster.brokers);
+    let job = Job::new(&cluster, "soak", 4);
+    job.sql(TABLE);
+    let text = TOPOLOGY.replace("[kafka]\n", "transaction_timeout = \"4s\"\nsession_timeout = \"6s\"\n[kafka]\n");
+    let file = job.file(&text);
+    let mut report = String::new();
+    let count = std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, scale.rate, 4, order);
+        let mut world = World {
+            job: &job,
+            file: file.clone(),
+            cluster: &cluster,
+            proxy: &proxy,
+            instances: [None, None],
+            rate: scale.rate,
+        };
+        world.start(0);
+        world.start(1);
+        support::eventually(CATCH_UP, "the job works", || world.caught_up());
+        for (round, fault) in schedule(seed, scale.faults).into_iter().enumerate() {
+            let quiet_until = Instant::now() + scale.quiet;
+            support::eventually(PATIENCE, "quiet", || Instant::now() >= quiet_until);
+            let met = Instant::now();
+            world.meet(fault, round);
+            support::eventually(CATCH_UP, &format!("caught up after fault {round}, {fault:?}"), || world.caught_up());
+            for instance in world.instances.iter_mut().flatten() {
+                assert!(instance.is_running(), "after {fault:?}: {}", instance.log());
+            }
+            let (seconds, memory) = (met.elapsed().as_secs_f64(), world.memory());
+            println!("{:3} {fault:?}: caught up after {seconds:.1} s, {memory:?} MB", round + 1);
+            let line = serde_json::json!({
+                "fault": round + 1, "kind": format!("{fault:?}"), "caught_up_seconds": (seconds * 10.0).round() / 10.0,
+                "resident_mb": memory,
+            });
+            writeln!(report, "{line}").unwrap();
+            assert!(memory.iter().all(|mb| *mb < 400), "memory grows: {memory:?} MB");
+        }
+        world.instances.into_iter().flatten().for_each(Process::stop);
+        load.stop()
+    });
+    job.drain(&file);
+    check(&job, count);
+    let end = serde_json::json!({ "records": count, "faults": scale.faults, "seed": seed, "rate": scale.rate,
+                                  "lost": 0, "doubled": 0, "table": "equal" });
+    writeln!(report, "{end}").unwrap();
+    println!("{end}");
+    if let Ok(path) = std::env::var("SEMEL_SOAK_REPORT") {
+        fs::write(path, report).unwrap();
+    }
+}
