@@ -97,6 +97,7 @@ fn topology(nodes: Vec<Node>) -> Topology {
         kafka: Kafka { brokers: "localhost:9092".into(), properties: BTreeMap::new() },
         nodes,
         tests: Vec::new(),
+        drill: Vec::new(),
         unset: Vec::new(),
         fingerprint: String::new(),
     }

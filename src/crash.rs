@@ -88,7 +88,7 @@ impl fmt::Display for Point {
 }
 
 /// When a process kills itself: at the `nth` time that it comes by `point`, or so long after that. Written
-/// `point:n` or `point:n:microseconds`.
+/// `point:n`, `point:n:microseconds` or `point:n:microseconds:records`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crash {
     pub point: Point,
@@ -96,12 +96,25 @@ pub struct Crash {
     pub nth: u64,
     /// Zero: there and then. Else another thread does it, whatever this one is at by then.
     pub after: Duration,
+    /// Counts from when so many records are processed.
+    pub records: u64,
+}
+
+impl Crash {
+    /// The `nth` time, from the start, at once.
+    pub fn at(point: Point, nth: u64) -> Crash {
+        Crash { point, nth, after: Duration::ZERO, records: 0 }
+    }
 }
 
 impl fmt::Display for Crash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.point, self.nth)?;
-        if self.after.is_zero() { Ok(()) } else { write!(f, ":{}", self.after.as_micros()) }
+        match (self.after.as_micros(), self.records) {
+            (0, 0) => Ok(()),
+            (after, 0) => write!(f, ":{after}"),
+            (after, records) => write!(f, ":{after}:{records}"),
+        }
     }
 }
 
@@ -117,13 +130,15 @@ impl FromStr for Crash {
             None => missing.ok_or_else(|| "point:n, such as after-poll:3".to_owned()),
             Some(text) => text.parse().map_err(|_| format!("{text:?} is no number")),
         };
-        let (nth, micros) = (number(None)?.max(1), number(Some(0))?);
-        Ok(Crash { point, nth, after: Duration::from_micros(micros) })
+        let (nth, micros, records) = (number(None)?.max(1), number(Some(0))?, number(Some(0))?);
+        Ok(Crash { point, nth, after: Duration::from_micros(micros), records })
     }
 }
 
 static ARMED: AtomicBool = AtomicBool::new(false);
 static CRASH: OnceLock<Crash> = OnceLock::new();
+/// How often the process came by the place where it is to crash, since it counts.
+static COUNTED: AtomicU64 = AtomicU64::new(0);
 static PASSED: [AtomicU64; POINTS.len()] = [const { AtomicU64::new(0) }; POINTS.len()];
 
 /// Arms the process as `SEMEL_CRASH` says; without it nothing happens. Refused where it cannot be understood.
@@ -144,8 +159,12 @@ pub fn at(point: Point) {
 
 #[cold]
 fn pass(point: Point) {
-    let passed = PASSED[point as usize].fetch_add(1, Ordering::SeqCst) + 1;
-    let Some(crash) = CRASH.get().filter(|crash| crash.point == point && crash.nth == passed) else { return };
+    PASSED[point as usize].fetch_add(1, Ordering::SeqCst);
+    let Some(crash) = CRASH.get().filter(|crash| crash.point == point) else { return };
+    let processed = PASSED[Point::AfterProcess as usize].load(Ordering::SeqCst);
+    if processed < crash.records || COUNTED.fetch_add(1, Ordering::SeqCst) + 1 != crash.nth {
+        return;
+    }
     if crash.after.is_zero() {
         kill();
     }
@@ -174,12 +193,13 @@ mod tests {
     #[test]
     fn a_crash_is_read_as_it_is_written() {
         for point in POINTS {
-            let crash = Crash { point, nth: 3, after: Duration::ZERO };
+            let crash = Crash::at(point, 3);
             assert_eq!(crash.to_string().parse(), Ok(crash));
         }
-        let late = Crash { point: Point::BeforeCommit, nth: 2, after: Duration::from_micros(1500) };
-        assert_eq!(late.to_string(), "before-commit:2:1500");
-        assert_eq!("before-commit:2:1500".parse(), Ok(late));
+        let late = Crash { after: Duration::from_micros(1500), ..Crash::at(Point::BeforeCommit, 2) };
+        assert_eq!((late.to_string().as_str(), "before-commit:2:1500".parse()), ("before-commit:2:1500", Ok(late)));
+        let third = Crash { records: 3, ..Crash::at(Point::AfterCommit, 1) };
+        assert_eq!((third.to_string().as_str(), "after-commit:1:0:3".parse()), ("after-commit:1:0:3", Ok(third)));
         for wrong in ["", "after-lunch:1", "after-poll", "after-poll:x", "after-poll:1:x"] {
             assert!(wrong.parse::<Crash>().is_err(), "{wrong}");
         }

@@ -44,6 +44,7 @@ pub mod sink;
 
 pub mod audit;
 pub mod cluster;
+pub mod drill;
 pub mod observe;
 pub mod quickstart;
 pub mod runtime;

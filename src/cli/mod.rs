@@ -2,12 +2,14 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::drill::auto_commit;
 use crate::error::{Exit, Failure};
 
 mod audit;
 mod check;
 mod dev;
 mod dlq;
+mod drill;
 mod explain;
 mod file;
 mod output;
@@ -51,6 +53,11 @@ enum Command {
     Audit(audit::Args),
     /// Dead letters: list them, show one, send them back.
     Dlq(dlq::Args),
+    /// Prove a topology's guarantees by killing it at every place and comparing what came out.
+    Drill(drill::Args),
+    /// A consumer that lets its client commit; a drill shows what becomes of it.
+    #[command(hide = true)]
+    AutoCommit(auto_commit::Args),
     /// Set the positions of a job that does not run.
     Reset(reset::Args),
     /// A local Kafka and Postgres to play with.
@@ -73,7 +80,7 @@ pub fn main() -> Exit {
     };
     let filter = match cli.command {
         // A tour, not a service: the client's grumbling at a broker that has only just come up would drown it.
-        Command::Quickstart(_) => "warn,semel::kafka::logs=error",
+        Command::Quickstart(_) | Command::Drill(_) => "warn,semel::kafka::logs=error",
         _ => "info",
     };
     crate::observe::init_logs(cli.log_format == LogFormat::Json, filter);
@@ -85,6 +92,8 @@ pub fn main() -> Exit {
         Command::Test(args) => test::run(args),
         Command::Audit(args) => audit::run(args),
         Command::Dlq(args) => dlq::run(args),
+        Command::Drill(args) => drill::run(args),
+        Command::AutoCommit(args) => auto_commit::consume(&args).map(|()| Exit::Done),
         Command::Reset(args) => reset::run(args),
         Command::Dev(args) => dev::run(args),
     };

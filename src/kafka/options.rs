@@ -18,6 +18,8 @@ pub struct ConsumerOptions<'a> {
     pub read_committed: bool,
     /// Report [`Polled::EndOfPartition`]. Only a hint: with read_committed it comes at the last stable offset.
     pub end_of_partition: bool,
+    /// The client commits by itself, every so often, what it has handed out. No job does that: a drill shows why.
+    pub auto_commit: Option<Duration>,
 }
 
 impl<'a> ConsumerOptions<'a> {
@@ -30,6 +32,7 @@ impl<'a> ConsumerOptions<'a> {
             queue_bytes: 8 << 20,
             read_committed: true,
             end_of_partition: false,
+            auto_commit: None,
         }
     }
 
@@ -51,11 +54,14 @@ impl<'a> ConsumerOptions<'a> {
             .fixed("max.poll.interval.ms", millis(self.max_poll_interval))
             .fixed("isolation.level", if self.read_committed { "read_committed" } else { "read_uncommitted" })
             .fixed("enable.partition.eof", self.end_of_partition)
-            .fixed("enable.auto.commit", false)
-            .fixed("enable.auto.offset.store", false)
+            .fixed("enable.auto.commit", self.auto_commit.is_some())
+            .fixed("enable.auto.offset.store", self.auto_commit.is_some())
             // Positions are given with each assignment; one outside the log must stop the job, not skip or repeat
             // records.
             .fixed("auto.offset.reset", "error");
+        if let Some(every) = self.auto_commit {
+            settings.fixed("auto.commit.interval.ms", millis(every));
+        }
         if let Some(instance) = self.instance_id {
             settings.fixed("group.instance.id", instance);
         }

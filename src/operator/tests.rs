@@ -176,6 +176,7 @@ pub(super) fn plan(nodes: Vec<Node>, sources: Vec<NodeId>, order: Vec<NodeId>) -
         kafka: Kafka { brokers: "localhost:9092".into(), properties: BTreeMap::new() },
         nodes,
         tests: Vec::new(),
+        drill: Vec::new(),
         unset: Vec::new(),
         fingerprint: String::new(),
     };

@@ -3,10 +3,10 @@
 
 mod compare;
 mod fold;
-mod orders;
+pub(crate) mod orders;
 mod report;
 mod table;
-mod topics;
+pub(crate) mod topics;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +16,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cluster::{Cluster, Options as ClusterOptions, Server};
 use crate::error::Failure;
+use crate::kafka::Connection;
 use crate::observe::progress::grouped;
 use crate::runtime::app::{self, RunOptions};
 use crate::topology::load;
@@ -25,7 +26,7 @@ use compare::{Found, compare};
 use fold::{Expected, fold};
 use orders::Record;
 use table::Table;
-use topics::Topics;
+use topics::{Sent, Topics};
 
 pub use compare::Comparison;
 pub use report::Report;
@@ -92,7 +93,7 @@ fn on(
     // Its own state: a user's job of the same name has another identity.
     let state = tempfile::tempdir().map_err(|e| Failure::refused(format!("no temporary directory to be had: {e}")))?;
     let plan = plan(servers, state.path());
-    let topics = Topics::connect(&servers.brokers)?;
+    let topics = Topics::connect(Connection::new(&servers.brokers, "semel-quickstart"))?;
     let table = Table::connect(&servers.database_url)?;
     let groups: Vec<&str> = plan.stages.iter().map(|stage| stage.group.as_str()).collect();
     table.refuse_used()?;
@@ -162,7 +163,7 @@ fn produce(topics: &Topics, records: &[Record], stop: &AtomicBool, say: &dyn Fn(
     // Hidden where stderr is no terminal.
     let bar = ProgressBar::with_draw_target(Some(records.len() as u64), ProgressDrawTarget::stderr()).with_style(style);
     let since = Instant::now();
-    let result = topics.produce(SOURCE, records, &bar, stop);
+    let result = topics.produce(SOURCE, records.iter().map(sent), &bar, stop);
     bar.finish_and_clear();
     result?;
     if !stop.load(Ordering::Relaxed) {
@@ -170,6 +171,18 @@ fn produce(topics: &Topics, records: &[Record], stop: &AtomicBool, say: &dyn Fn(
         say(&format!("produced {count} records in {seconds:.1} s"));
     }
     Ok(())
+}
+
+/// An order stays in its partition.
+fn sent(record: &Record) -> Sent<'_> {
+    let key = Some(record.key.as_bytes());
+    Sent {
+        partition: crate::operator::partition(key, 0, SOURCE_PARTITIONS),
+        key,
+        value: Some(&record.value),
+        headers: &[],
+        timestamp: Some(record.timestamp),
+    }
 }
 
 /// Runs the job until everything is through; `None` if it was interrupted before.

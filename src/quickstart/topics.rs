@@ -1,4 +1,4 @@
-//! The topics of the quick start: must be empty, are made, filled and read back.
+//! Topics of the quick start and of drills: must be empty, are made, filled and read back.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 
 use super::compare::DeadLetter;
-use super::orders::Record;
 use crate::chunk::{Chunk, TargetId};
 use crate::error::{Exit, Failure};
 use crate::kafka::{
     Admin, At, Connection, Consumer, ConsumerOptions, Error, Isolation, Polled, Producer, ProducerOptions,
 };
-use crate::record::{Position, TopicPartition};
+use crate::record::{Input, Position, TopicPartition};
 
 const CHUNK_BYTES: usize = 64 * 1024;
 const QUEUE_BYTES: u64 = 16 << 20;
@@ -38,16 +37,26 @@ impl Standing {
     }
 }
 
+/// A record to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent<'a> {
+    pub partition: i32,
+    pub key: Option<&'a [u8]>,
+    pub value: Option<&'a [u8]>,
+    pub headers: &'a [(String, Option<Vec<u8>>)],
+    /// None: now.
+    pub timestamp: Option<i64>,
+}
+
 /// A broker's topics.
 pub struct Topics {
-    connection: Connection,
-    admin: Admin,
+    pub connection: Connection,
+    pub admin: Admin,
 }
 
 impl Topics {
     /// Blocks until the broker answers, for 8 seconds at most.
-    pub fn connect(brokers: &str) -> Result<Topics, Failure> {
-        let connection = Connection::new(brokers, "semel-quickstart");
+    pub fn connect(connection: Connection) -> Result<Topics, Failure> {
         let admin = Admin::new(&connection, Duration::from_secs(10)).map_err(|e| Failure::refused(e.to_string()))?;
         admin.ping(Duration::from_secs(8)).map_err(|e| Failure::unreachable(e.to_string()))?;
         Ok(Topics { connection, admin })
@@ -83,10 +92,10 @@ impl Topics {
 
     /// Sends the records in order and waits until the broker has them all. Stops early, without error, when `stop` is
     /// set.
-    pub fn produce(
+    pub fn produce<'r>(
         &self,
         topic: &str,
-        records: &[Record],
+        records: impl IntoIterator<Item = Sent<'r>>,
         bar: &ProgressBar,
         stop: &AtomicBool,
     ) -> Result<(), Failure> {
@@ -101,11 +110,10 @@ impl Topics {
         let mut chunk = Chunk::default();
         for record in records {
             let mut output = chunk.push(TargetId(0));
-            output
-                .partition(partition_of(&record.key, info.partitions))
-                .timestamp(Some(record.timestamp))
-                .key(Some(record.key.as_bytes()))
-                .value(Some(&record.value));
+            output.partition(record.partition).timestamp(record.timestamp).key(record.key).value(record.value);
+            for (name, value) in record.headers {
+                output.header(name.as_bytes(), value.as_deref());
+            }
             output.finish();
             if chunk.bytes_len() >= CHUNK_BYTES {
                 send(&producer, &chunk, bar)?;
@@ -144,10 +152,12 @@ impl Topics {
         Ok(letters)
     }
 
-    fn read(&self, topic: &str, mut record: impl FnMut(crate::record::Input<'_>)) -> Result<(), Failure> {
+    /// Reads a topic to its end, as a reader with `isolation.level=read_committed`. Blocks.
+    pub fn read(&self, topic: &str, mut record: impl FnMut(Input<'_>)) -> Result<(), Failure> {
         let partitions = self.partitions(&[topic])?;
         self.await_markers(&partitions)?;
-        let options = ConsumerOptions { end_of_partition: true, ..ConsumerOptions::new("semel-quickstart-check") };
+        let group = format!("{}-check", self.connection.client_id);
+        let options = ConsumerOptions { end_of_partition: true, ..ConsumerOptions::new(&group) };
         let mut consumer = Consumer::new(&self.connection, &options).map_err(failed)?;
         let starts: Vec<_> = partitions.iter().map(|partition| (partition.clone(), Position(0))).collect();
         consumer.assign(&starts).map_err(failed)?;
@@ -197,7 +207,7 @@ impl Topics {
     }
 
     /// The partitions of those topics that exist.
-    fn partitions(&self, topics: &[&str]) -> Result<Vec<TopicPartition>, Failure> {
+    pub fn partitions(&self, topics: &[&str]) -> Result<Vec<TopicPartition>, Failure> {
         let infos = self.admin.topics(topics).map_err(failed)?;
         let of = |(topic, info): (String, Option<crate::kafka::TopicInfo>)| {
             let count = info.map_or(0, |info| info.partitions);
@@ -239,12 +249,6 @@ fn flush(producer: &Producer) -> Result<(), Failure> {
         }
     }
     producer.failed_deliveries().map_or(Ok(()), |error| Err(failed(error)))
-}
-
-/// Any function of the key will do, as long as an order stays in its partition.
-fn partition_of(key: &str, partitions: i32) -> i32 {
-    let hash = key.bytes().fold(0u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
-    (hash % partitions.max(1) as u32) as i32
 }
 
 fn failed(error: Error) -> Failure {

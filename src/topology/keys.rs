@@ -135,7 +135,20 @@ pub const TOP: Section = Section {
         key("transforms", "tables", "", "what is done to it"),
         key("sinks", "tables", "required", "where it goes"),
         key("tests", "an array of tables", "", "cases that `semel test` runs"),
+        key("drill", "a table", "", "what `semel drill` shows of the topology"),
     ],
+};
+
+pub const DRILL: Section = Section {
+    title: "`[drill]`",
+    doc: "Makes `semel drill` a comparison: the inputs of the tests arrive one by one, and under each guarantee the process \
+     is killed at the middle one.",
+    keys: &[key(
+        "guarantees",
+        "an array of guarantees",
+        "required",
+        "what to compare, such as `[\"at-most-once\", \"at-least-once\", \"exactly-once\"]`",
+    )],
 };
 
 pub const KAFKA: Section = Section {
@@ -502,4 +515,5 @@ pub const SECTIONS: &[&Section] = &[
     &TEST_OUTPUT,
     &EXPECTED_RECORD,
     &EXPECTED_REJECT,
+    &DRILL,
 ];

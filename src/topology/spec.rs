@@ -33,6 +33,8 @@ pub struct Topology {
     /// Sources, transforms and sinks in the order of the file. Inputs refer to this list by index.
     pub nodes: Vec<Node>,
     pub tests: Vec<TestCase>,
+    /// Guarantees under which a drill compares the topology; empty: it drills the file's own.
+    pub drill: Vec<Guarantee>,
     /// Variables without a value or a default: an error as soon as the place that names them is used.
     pub unset: Vec<UnsetVariable>,
     /// SHA-256 of the file's text in hex: which version of the file ran.
@@ -44,6 +46,20 @@ pub enum Guarantee {
     ExactlyOnce,
     AtLeastOnce,
     AtMostOnce,
+}
+
+impl Guarantee {
+    /// Every guarantee with the word for it in the file.
+    pub const WORDS: [(&'static str, Guarantee); 3] = [
+        ("exactly-once", Guarantee::ExactlyOnce),
+        ("at-least-once", Guarantee::AtLeastOnce),
+        ("at-most-once", Guarantee::AtMostOnce),
+    ];
+
+    /// As the file writes it.
+    pub fn as_str(self) -> &'static str {
+        Guarantee::WORDS.iter().find(|(_, guarantee)| *guarantee == self).expect("every guarantee has a word").0
+    }
 }
 
 /// What happens to a record that an operator fails on.

@@ -4,6 +4,7 @@
 
 mod check;
 mod cluster;
+mod drill;
 mod explain;
 mod golden;
 mod job;

@@ -42,7 +42,9 @@ fn object(value: Value) -> Option<Sample> {
 pub fn create_table(sink: &PostgresSink, samples: &[Sample]) -> String {
     let mut columns: Vec<(String, String)> = Vec::new();
     for key in &sink.key {
-        columns.push((key.clone(), format!("{} NOT NULL", inferred(key, samples).unwrap_or("text"))));
+        // A key has one spelling a value, which jsonb does not give.
+        let ty = inferred(key, samples).filter(|ty| *ty != "jsonb").unwrap_or("text");
+        columns.push((key.clone(), format!("{ty} NOT NULL")));
     }
     columns.extend(sink.version.iter().map(|version| (version.clone(), "bigint NOT NULL".into())));
     let members = samples.iter().flat_map(|s| s.keys()).chain(sink.columns.iter().map(|(name, _)| name));

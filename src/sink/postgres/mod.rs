@@ -39,6 +39,7 @@ pub use address::Address;
 pub use batch::Batch;
 pub use breaker::Breaker;
 pub use connect::session;
+pub use create::{Sample, create_ledger, create_table, samples};
 pub use layout::{Column, Layout, Type};
 pub use ledger::LedgerTable;
 pub use offsets::{Advance, CREATE_LETTERS, CREATE_OFFSETS, Claim, Letter, Moves, Origin, Refused, StageName};

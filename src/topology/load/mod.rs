@@ -96,6 +96,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     let inputs = graph::connect(cx, &drafts);
     semantics::check(cx, settings.guarantee, &drafts, &inputs);
     topics::check_topics(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
+    let drill = top::drill(cx, &top);
     let tests = top.get("tests").map(|item| cases::read(cx, item, &drafts)).unwrap_or_default();
 
     let nodes = drafts.into_iter().zip(inputs).map(|(draft, inputs)| {
@@ -120,6 +121,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
         kafka: kafka?,
         nodes: nodes.collect::<Option<_>>()?,
         tests,
+        drill,
         unset: Vec::new(),
         fingerprint: fingerprint(cx.text),
     })

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::cx::{Cx, Table};
 use super::nodes;
-use super::read::duration_text;
+use super::read::{duration_text, one_of};
 use crate::topology::finding::code;
+use crate::topology::keys;
 use crate::topology::spec::{Guarantee, OnError};
 
 /// What the broker accepts by default (`transaction.max.timeout.ms`, `group.min.session.timeout.ms`,
@@ -35,12 +36,7 @@ pub struct Settings {
 }
 
 pub fn settings(cx: &mut Cx<'_>, top: &Table<'_>) -> Settings {
-    let words = [
-        ("exactly-once", Guarantee::ExactlyOnce),
-        ("at-least-once", Guarantee::AtLeastOnce),
-        ("at-most-once", Guarantee::AtMostOnce),
-    ];
-    let guarantee = cx.choice(top, "guarantee", &words).unwrap_or(Guarantee::ExactlyOnce);
+    let guarantee = cx.choice(top, "guarantee", &Guarantee::WORDS).unwrap_or(Guarantee::ExactlyOnce);
     let batch_records = cx.integer(top, "batch_records", 1..=i64::MAX);
     let settings = Settings {
         guarantee,
@@ -60,6 +56,25 @@ pub fn settings(cx: &mut Cx<'_>, top: &Table<'_>) -> Settings {
     };
     check_timeouts(cx, top, &settings);
     settings
+}
+
+/// The guarantees that a drill compares.
+pub fn drill(cx: &mut Cx<'_>, top: &Table<'_>) -> Vec<Guarantee> {
+    let Some(item) = top.get("drill") else { return Vec::new() };
+    let Some(table) = cx.table(item, top.key_span("drill"), &keys::DRILL, "`[drill]`") else { return Vec::new() };
+    let names = cx.required_strings(&table, "guarantees", "such as guarantees = [\"at-least-once\", \"exactly-once\"]");
+    let mut guarantees = Vec::new();
+    for name in names {
+        match Guarantee::WORDS.iter().find(|(word, _)| *word == name.value) {
+            Some((_, guarantee)) => guarantees.push(*guarantee),
+            None => {
+                let list: Vec<_> = Guarantee::WORDS.iter().map(|(word, _)| format!("\"{word}\"")).collect();
+                let message = format!("a guarantee is {}, not {}", one_of(&list), name.shown);
+                cx.found.error(code::INVALID_VALUE, name.span, message);
+            }
+        }
+    }
+    guarantees
 }
 
 fn instance(cx: &mut Cx<'_>, top: &Table<'_>) -> Option<String> {

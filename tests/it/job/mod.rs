@@ -4,7 +4,7 @@ mod audit;
 mod beside;
 mod dead_letters;
 mod guarantees;
-mod harness;
+pub mod harness;
 mod instances;
 mod kafka_proxy;
 mod kill;

@@ -147,6 +147,7 @@ pub fn topology(sink: PostgresSink, tests: Vec<TestCase>) -> Topology {
             kind: NodeKind::PostgresSink(sink),
         }],
         tests,
+        drill: Vec::new(),
         unset: Vec::new(),
         fingerprint: String::new(),
     }

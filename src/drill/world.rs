@@ -1,0 +1,312 @@
+//! Where a drill takes place: source topics that all runs read, and for each run a file, topics, groups, a schema and a
+//! state folder of its own.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use indicatif::ProgressBar;
+use tempfile::TempDir;
+use tokio_postgres::{Client, SimpleQueryMessage};
+use toml::Value;
+
+use super::input::{PARTITIONS, Record};
+use super::rewrite::{Changes, FOR_EVER, rewrite};
+use crate::cluster::Cluster;
+use crate::error::Failure;
+use crate::kafka::Connection;
+use crate::quickstart::topics::{Sent, Topics};
+use crate::sink::postgres::{Address, Sample, create_ledger, create_table, samples, session};
+use crate::topology::load;
+use crate::topology::plan::{Plan, StageKind};
+use crate::topology::spec::{NodeId, NodeKind, PostgresSink, Topology};
+
+/// The header by which an output tells from which input it was made.
+pub const SOURCE_HEADER: &str = "drill-source";
+
+/// Bytes of a dead letter, which is larger than the record that it is about.
+const LARGEST_LETTER: usize = 2 << 20;
+
+/// The user's topology, and what all runs share.
+pub struct World {
+    pub topology: Arc<Topology>,
+    pub brokers: String,
+    pub topics: Topics,
+    pub database: Database,
+    text: String,
+    database_url: String,
+    external: bool,
+    /// `drill_<seed>_<something of this process>`: begins every name.
+    prefix: String,
+    dir: TempDir,
+    runs: std::cell::Cell<u32>,
+    /// Records that the sinks' tables were made for.
+    samples: std::cell::RefCell<Vec<(NodeId, Vec<Sample>)>>,
+}
+
+/// A run's topology.
+pub struct Run {
+    pub name: String,
+    /// Its topics begin with this; another run's where only a Postgres stage is drilled.
+    pub outputs: String,
+    pub file: PathBuf,
+    pub dir: PathBuf,
+    pub plan: Plan,
+}
+
+/// What a run does otherwise than the user's file.
+#[derive(Clone, Debug, Default)]
+pub struct Variant {
+    /// The run whose topics the Postgres stages read; default: its own.
+    pub outputs: Option<String>,
+    /// Source topics of its own, instead of those that all runs read.
+    pub own_sources: bool,
+    pub settings: Vec<(&'static str, Option<Value>)>,
+}
+
+impl World {
+    pub fn new(
+        cluster: &Cluster,
+        text: &str,
+        topology: Arc<Topology>,
+        seed: u64,
+        external: bool,
+    ) -> Result<World, Failure> {
+        let refused = |e: std::io::Error| Failure::refused(format!("no temporary directory to be had: {e}"));
+        let mut connection = Connection::new(&cluster.brokers, "semel-drill");
+        if external {
+            connection.properties = topology.kafka.properties.clone();
+        }
+        // The same seed may run twice at once, and what an interrupted drill left must not be met.
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let prefix = format!("drill_{seed}_{:x}", now.as_millis() as u64 ^ (u64::from(std::process::id()) << 24));
+        let has_tables = topology.nodes.iter().any(|node| matches!(node.kind, NodeKind::PostgresSink(_)));
+        Ok(World {
+            brokers: cluster.brokers.clone(),
+            topics: Topics::connect(connection)?,
+            database: Database::connect(has_tables.then_some(cluster.database_url.as_str()))?,
+            text: text.to_owned(),
+            database_url: cluster.database_url.clone(),
+            external,
+            prefix,
+            dir: tempfile::tempdir().map_err(refused)?,
+            runs: std::cell::Cell::new(0),
+            samples: std::cell::RefCell::default(),
+            topology,
+        })
+    }
+
+    /// Makes the source topics that all runs read and sends the input.
+    pub fn feed(&self, records: &[Record]) -> Result<(), Failure> {
+        self.make_sources(&self.prefix, PARTITIONS)?;
+        self.send(&self.prefix, records, 0)
+    }
+
+    /// Makes the source topics under a prefix: a run's own, or all runs'.
+    pub fn make_sources(&self, prefix: &str, partitions: i32) -> Result<(), Failure> {
+        for topic in self.source_topics() {
+            self.make(&format!("{prefix}.{topic}"), partitions, None)?;
+        }
+        Ok(())
+    }
+
+    /// Sends records to source topics under a prefix and waits until they are there. Each says which it is, counted from
+    /// `first`.
+    pub fn send(&self, prefix: &str, records: &[Record], first: usize) -> Result<(), Failure> {
+        let never = std::sync::atomic::AtomicBool::new(false);
+        for topic in self.source_topics() {
+            let mut own: Vec<Record> = Vec::new();
+            for (number, record) in records.iter().enumerate().filter(|(_, record)| record.topic == *topic) {
+                let source = format!("{}-{}:{}", record.topic, record.partition, first + number);
+                let mut record = record.clone();
+                record.headers.push((SOURCE_HEADER.to_owned(), Some(source.into_bytes())));
+                own.push(record);
+            }
+            let sent = own.iter().map(|r| Sent {
+                partition: r.partition,
+                key: r.key.as_deref(),
+                value: r.value.as_deref(),
+                headers: &r.headers,
+                timestamp: r.timestamp,
+            });
+            self.topics.produce(&format!("{prefix}.{topic}"), sent, &ProgressBar::hidden(), &never)?;
+        }
+        Ok(())
+    }
+
+    /// Topics that the job reads and does not write.
+    fn source_topics(&self) -> impl Iterator<Item = &String> {
+        let sources = self.topology.nodes.iter().filter_map(|node| match &node.kind {
+            NodeKind::Source(source) => Some(&source.topics),
+            _ => None,
+        });
+        sources.flatten().filter(|topic| !self.writes(topic))
+    }
+
+    /// Makes a topic that keeps its records.
+    fn make(&self, topic: &str, partitions: i32, largest: Option<usize>) -> Result<(), Failure> {
+        let mut config: BTreeMap<String, String> =
+            FOR_EVER.iter().map(|(name, value)| ((*name).to_owned(), value.to_string())).collect();
+        config.extend(largest.map(|bytes| ("max.message.bytes".to_owned(), bytes.to_string())));
+        let made = self.topics.admin.create_topic(topic, partitions, -1, &config);
+        made.map(drop).map_err(|e| Failure::unreachable(e.to_string()))
+    }
+
+    fn writes(&self, topic: &str) -> bool {
+        self.topology.nodes.iter().any(|n| matches!(&n.kind, NodeKind::KafkaSink(sink) if sink.topic == topic))
+    }
+
+    /// Writes the file of a new run and loads it again.
+    pub fn run(&self, variant: &Variant) -> Result<Run, Failure> {
+        let number = self.runs.replace(self.runs.get() + 1);
+        let name = format!("{}_{number}", self.prefix);
+        let dir = self.dir.path().join(number.to_string());
+        let outputs = variant.outputs.clone().unwrap_or_else(|| name.clone());
+        let state_dir = dir.join("state").to_string_lossy().into_owned();
+        let sources = if variant.own_sources { name.clone() } else { self.prefix.clone() };
+        let changes = Changes {
+            name: &name,
+            sources: &sources,
+            outputs: &outputs,
+            schema: &name,
+            brokers: &self.brokers,
+            database_url: &self.database_url,
+            state_dir: &state_dir,
+            external: self.external,
+            settings: variant.settings.clone(),
+        };
+        let text = rewrite(&self.text, &self.topology, &changes)?;
+        let file = dir.join("topology.toml");
+        let written = std::fs::create_dir_all(&dir).and_then(|()| std::fs::write(&file, &text));
+        written.map_err(|e| Failure::refused(format!("cannot write {}: {e}", file.display())))?;
+        let loaded = load(&text, &self.topology.file, &|variable| std::env::var(variable).ok());
+        let topology = loaded.topology.ok_or_else(|| {
+            let errors: Vec<_> = loaded.findings.iter().filter(|f| f.is_error()).map(|f| f.message.clone()).collect();
+            Failure::refused(format!("{} cannot be drilled: {}", self.topology.file, errors.join("; ")))
+        })?;
+        let sinks = topology.nodes.iter().filter_map(|node| match &node.kind {
+            NodeKind::KafkaSink(sink) => sink.create.as_ref().map(|create| create.partitions),
+            _ => None,
+        });
+        // As the job would make it, but for how long it keeps them.
+        let widest = sinks.chain([PARTITIONS]).max().unwrap_or(PARTITIONS);
+        self.make(&topology.dead_letters(), widest, Some(LARGEST_LETTER))?;
+        Ok(Run { plan: Plan::new(Arc::new(topology)), name, outputs, file, dir })
+    }
+
+    /// Makes the tables of a run, in its schema. The first one's records decide on the columns of all.
+    pub fn make_tables(&self, run: &Run) -> Result<(), Failure> {
+        let sinks: Vec<NodeId> = run.sinks().map(|(id, _)| id).collect();
+        if sinks.is_empty() {
+            return Ok(());
+        }
+        self.database.execute(&format!("CREATE SCHEMA {}", run.name))?;
+        if self.samples.borrow().is_empty() {
+            let samples = sinks.iter().map(|id| Ok((*id, self.sample(run, *id)?))).collect::<Result<_, Failure>>()?;
+            self.samples.replace(samples);
+        }
+        let mut made: Vec<&str> = Vec::new();
+        for (id, sink) in run.sinks() {
+            if made.contains(&sink.table.as_str()) {
+                continue;
+            }
+            made.push(&sink.table);
+            if let Some(ledger) = &sink.dedupe {
+                let timed = run.plan.topology.sources_of(id).all(|source| source.event_time.is_some());
+                self.database.execute(&create_ledger(&ledger.table, timed))?;
+            }
+            let samples = self.samples.borrow();
+            let (_, samples) = samples.iter().find(|(sink, _)| *sink == id).expect("every run has the same nodes");
+            self.database.execute(&create_table(sink, samples))?;
+        }
+        Ok(())
+    }
+
+    /// Records as the sink will get them: of the file's tests, and of the topics that it reads.
+    fn sample(&self, run: &Run, sink: NodeId) -> Result<Vec<Sample>, Failure> {
+        // The run's file has lost its tests, and its nodes may stand in another order.
+        let name = &run.plan.topology.nodes[sink.0].name;
+        let own = self.topology.nodes.iter().position(|node| node.name == *name).map(NodeId);
+        let mut found = own.map(|sink| samples(&self.topology, sink)).unwrap_or_default();
+        let stage =
+            run.plan.stages.iter().find(|s| matches!(s.kind, StageKind::Postgres { sink: id, .. } if id == sink));
+        for topic in stage.map(|stage| run.plan.reads(stage)).unwrap_or_default() {
+            self.topics.read(&topic, |input| {
+                found.extend(input.value.and_then(|value| serde_json::from_slice::<Sample>(value).ok()));
+            })?;
+        }
+        Ok(found)
+    }
+
+    /// Takes away what the drill made.
+    pub fn clean(&self) {
+        let mut names: Vec<String> = self.source_topics().map(|topic| format!("{}.{topic}", self.prefix)).collect();
+        for number in 0..self.runs.get() {
+            let run = format!("{}_{number}", self.prefix);
+            let _ = self.database.execute(&format!("DROP SCHEMA IF EXISTS {run} CASCADE"));
+            names.extend(["dead-letters", "job"].map(|topic| format!("{run}.{topic}")));
+            names.extend(self.source_topics().map(|topic| format!("{run}.{topic}")));
+            for node in &self.topology.nodes {
+                if let NodeKind::KafkaSink(sink) = &node.kind {
+                    names.push(format!("{run}.{}", sink.topic));
+                }
+            }
+        }
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        if let Err(error) = self.topics.admin.delete_topics(&names) {
+            tracing::warn!(%error, prefix = self.prefix, "topics of the drill are left behind");
+        }
+    }
+}
+
+impl Run {
+    /// Its Postgres sinks.
+    pub fn sinks(&self) -> impl Iterator<Item = (NodeId, &PostgresSink)> {
+        self.plan.topology.nodes.iter().enumerate().filter_map(|(i, node)| match &node.kind {
+            NodeKind::PostgresSink(sink) => Some((NodeId(i), sink)),
+            _ => None,
+        })
+    }
+}
+
+/// A connection to the database, where the topology has tables.
+pub struct Database(Option<(tokio::runtime::Runtime, Client)>);
+
+impl Database {
+    /// Connects. Blocks, for 8 seconds at most.
+    fn connect(url: Option<&str>) -> Result<Database, Failure> {
+        let Some(url) = url else { return Ok(Database(None)) };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .map_err(|e| Failure::refused(format!("cannot start a thread: {e}")))?;
+        let address = Address::parse(url, "semel-drill").map_err(Failure::refused)?;
+        let client = runtime.block_on(session(&address)).map_err(|e| Failure::unreachable(e.to_string()))?;
+        Ok(Database(Some((runtime, client))))
+    }
+
+    /// Runs a statement; blocks.
+    pub fn execute(&self, sql: &str) -> Result<(), Failure> {
+        self.query(sql).map(drop)
+    }
+
+    /// The first column of each row that a statement gives; blocks.
+    pub fn query(&self, sql: &str) -> Result<Vec<String>, Failure> {
+        let Some((runtime, client)) = &self.0 else { return Ok(Vec::new()) };
+        let messages = runtime.block_on(client.simple_query(sql)).map_err(|error| {
+            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+            Failure::unreachable(format!("the database: {error}{cause} ({sql})"))
+        })?;
+        let first = |message| match message {
+            SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or_default().to_owned()),
+            _ => None,
+        };
+        Ok(messages.into_iter().filter_map(first).collect())
+    }
+
+    /// The rows of a table as JSON text.
+    pub fn rows(&self, table: &str) -> Result<Vec<String>, Failure> {
+        self.query(&format!("SELECT to_jsonb(t) FROM {table} t"))
+    }
+}
