@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use semel::chunk::{Chunk, TargetId};
 use semel::cluster::Cluster;
-use semel::kafka::{Admin, At, Connection, Consumer, ConsumerOptions, Isolation, Polled, Producer, ProducerOptions};
-use semel::record::{Position, TopicPartition};
+use semel::kafka::{Admin, At, Connection, Isolation, Producer, ProducerOptions, Reader};
+use semel::record::{Input, TopicPartition};
 use tempfile::TempDir;
 
 use crate::support;
@@ -231,45 +232,32 @@ pub fn sql(url: &str, statement: &str) -> Vec<Vec<Option<String>>> {
 
 /// All committed records of a topic, partition by partition.
 pub fn read_committed(brokers: &str, admin: &Admin, topic: &str) -> Vec<Stored> {
-    let info = admin.topic(topic).unwrap().unwrap_or_else(|| panic!("no topic {topic}"));
-    let partitions: Vec<_> = (0..info.partitions).map(|p| TopicPartition::new(topic, p)).collect();
-    let asked: Vec<_> = partitions.iter().map(|p| (p.clone(), At::Latest)).collect();
-    let ends = admin.offsets(&asked, Isolation::ReadUncommitted).unwrap();
-    let asked: Vec<_> = partitions.iter().map(|p| (p.clone(), At::Earliest)).collect();
-    let starts: Vec<_> = admin.offsets(&asked, Isolation::ReadUncommitted).unwrap();
-    let starts: Vec<_> = starts.into_iter().map(|(p, start)| (p, start.unwrap_or(Position(0)))).collect();
-
-    let group = support::unique("reader");
-    let mut consumer = Consumer::new(&Connection::new(brokers, "semel-tests"), &ConsumerOptions::new(&group)).unwrap();
-    consumer.assign(&starts).unwrap();
     let mut records = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Polled::Record(message) = consumer.poll(Duration::from_millis(20)) {
-            let input = message.to_input(Vec::new());
-            records.push(Stored {
-                partition: input.partition,
-                offset: input.offset.0,
-                timestamp: input.timestamp,
-                key: input.key.map(<[u8]>::to_vec),
-                value: input.value.map(<[u8]>::to_vec),
-                headers: input.headers.0.iter().map(|(n, v)| (n.to_vec(), v.map(<[u8]>::to_vec))).collect(),
-            });
-            continue;
-        }
-        let at: BTreeMap<_, _> = consumer.position(&partitions).into_iter().collect();
-        let start: BTreeMap<_, _> = starts.iter().cloned().collect();
-        let done = ends.iter().all(|(p, end)| {
-            let at = at.get(p).copied().flatten().unwrap_or(start[p]);
-            end.is_none_or(|end| at >= end)
+    each_committed(brokers, admin, topic, |input| {
+        records.push(Stored {
+            partition: input.partition,
+            offset: input.offset.0,
+            timestamp: input.timestamp,
+            key: input.key.map(<[u8]>::to_vec),
+            value: input.value.map(<[u8]>::to_vec),
+            headers: input.headers.0.iter().map(|(n, v)| (n.to_vec(), v.map(<[u8]>::to_vec))).collect(),
         });
-        if done {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{topic} cannot be read to its end: at {at:?} of {ends:?}");
-    }
-    records.sort();
+    });
     records
+}
+
+/// Goes through all committed records of a topic, partition by partition.
+pub fn each_committed(brokers: &str, admin: &Admin, topic: &str, mut see: impl FnMut(&Input<'_>)) {
+    let info = admin.topic(topic).unwrap().unwrap_or_else(|| panic!("no topic {topic}"));
+    let connection = Connection::new(brokers, support::unique("semel-tests-reader"));
+    let mut reader = Reader::new(&connection, admin, PATIENCE).unwrap();
+    for range in Reader::whole(admin, topic, info.partitions, Isolation::ReadUncommitted).unwrap() {
+        let read = reader.read(&range, |input| -> Result<_, semel::kafka::Error> {
+            see(input);
+            Ok(ControlFlow::Continue(()))
+        });
+        read.unwrap_or_else(|error| panic!("{topic} cannot be read to its end: {error}"));
+    }
 }
 
 /// Produces to one topic.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use semel::kafka::Isolation;
 
-use super::harness::{Job, Load, PATIENCE};
+use super::harness::{Job, Load, PATIENCE, each_committed};
 use crate::support;
 
 pub const TOPOLOGY: &str = r#"
@@ -71,54 +71,66 @@ fn version(i: u64) -> u64 {
     (i / 50) ^ 1
 }
 
-/// What has to come out, worked out without the product.
-pub struct Fold {
-    /// How often each output value is expected.
-    pub outputs: BTreeMap<String, u64>,
-    /// order id → version, deleted, event id
-    pub rows: BTreeMap<String, (u64, bool, String)>,
+/// What has to come out of the order's `i`-th event, worked out without the product.
+fn output(i: u64) -> Option<String> {
+    let (order, status, version) = (i % 50, status(i), version(i));
+    let (qty, price) = (i % 9 + 1, i % 90 + 1);
+    (status != "cancelled").then(|| {
+        format!(
+            r#"{{"event_id":"e-{i}","order_id":"o-{order}","status":"{status}","qty":{qty},"price":{price},"version":{version},"total":{}}}"#,
+            qty * price
+        )
+    })
 }
 
-pub fn fold(count: u64) -> Fold {
-    let mut fold = Fold { outputs: BTreeMap::new(), rows: BTreeMap::new() };
+/// What has to be in the table: order id → version, deleted, event id.
+fn rows(count: u64) -> BTreeMap<String, (u64, bool, String)> {
+    let mut rows = BTreeMap::new();
     for i in (0..count).filter(|i| status(*i) != "cancelled") {
-        let (order, status, version) = (format!("o-{}", i % 50), status(i), version(i));
-        let (qty, price) = (i % 9 + 1, i % 90 + 1);
-        let value = format!(
-            r#"{{"event_id":"e-{i}","order_id":"{order}","status":"{status}","qty":{qty},"price":{price},"version":{version},"total":{}}}"#,
-            qty * price
-        );
-        *fold.outputs.entry(value).or_default() += 1;
-        let row = (version, status == "deleted", format!("e-{i}"));
-        let held = fold.rows.entry(order).or_insert_with(|| row.clone());
+        let row = (version(i), status(i) == "deleted", format!("e-{i}"));
+        let held = rows.entry(format!("o-{}", i % 50)).or_insert_with(|| row.clone());
         if row.0 > held.0 {
             *held = row;
         }
     }
-    fold
+    rows
 }
 
-/// Compares everything that a job made of `count` orders with the fold.
+/// Lost, doubled and unexpected outputs of `count` orders.
+pub fn outputs(job: &Job, count: u64) -> (u64, u64, u64) {
+    let mut times = vec![0_u8; count as usize];
+    let mut unexpected = 0;
+    each_committed(&job.brokers, &job.admin, &job.topic("out"), |input| {
+        let value = std::str::from_utf8(input.value.expect("a value")).expect("UTF-8");
+        let number = value.strip_prefix(r#"{"event_id":"e-"#).and_then(|rest| rest.split('"').next()?.parse().ok());
+        match number.filter(|i| output(*i).is_some_and(|expected| expected == value)) {
+            Some(i) if i < count => times[i as usize] = times[i as usize].saturating_add(1),
+            _ => unexpected += 1,
+        }
+    });
+    let (mut lost, mut doubled) = (0, 0);
+    for (i, times) in times.into_iter().enumerate() {
+        let expected = u8::from(status(i as u64) != "cancelled");
+        lost += u64::from(expected.saturating_sub(times));
+        doubled += u64::from(times.saturating_sub(expected));
+    }
+    (lost, doubled, unexpected)
+}
+
+/// Compares everything that a job made of `count` orders with what has to be there.
 #[track_caller]
 pub fn check(job: &Job, count: u64) {
-    let fold = fold(count);
-    let mut outputs: BTreeMap<String, u64> = BTreeMap::new();
-    for record in job.read("out") {
-        *outputs.entry(record.text().to_owned()).or_default() += 1;
-    }
-    let lost: u64 = fold.outputs.iter().map(|(v, n)| n.saturating_sub(outputs.get(v).copied().unwrap_or(0))).sum();
-    let doubled: u64 = outputs.iter().map(|(v, n)| n.saturating_sub(fold.outputs.get(v).copied().unwrap_or(0))).sum();
-    assert_eq!((lost, doubled), (0, 0), "lost and doubled outputs of {count} orders");
+    assert_eq!(outputs(job, count), (0, 0, 0), "lost, doubled and unexpected outputs of {count} orders");
 
-    let rows = job.sql("SELECT order_id, version, deleted, event_id FROM THE_TABLE ORDER BY order_id");
-    let rows: BTreeMap<String, (u64, bool, String)> = rows
+    let found = job.sql("SELECT order_id, version, deleted, event_id FROM THE_TABLE ORDER BY order_id");
+    let found: BTreeMap<String, (u64, bool, String)> = found
         .into_iter()
         .map(|row| {
             let cell = |i: usize| row[i].clone().unwrap();
             (cell(0), (cell(1).parse().unwrap(), cell(2) == "t", cell(3)))
         })
         .collect();
-    assert_eq!(rows, fold.rows);
+    assert_eq!(found, rows(count));
 
     let at = |positions: Vec<Option<i64>>| positions.into_iter().map(|p| p.unwrap_or(0)).collect::<Vec<_>>();
     assert_eq!(at(job.positions(&job.name, "in")), job.ends("in", Isolation::ReadCommitted));

@@ -16,3 +16,4 @@ mod records;
 mod refusals;
 mod requests;
 mod reset;
+mod soak;
