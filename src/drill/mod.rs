@@ -34,7 +34,7 @@ use crate::topology::spec::{Mode, NodeKind, Topology};
 
 use cases::{Case, Kill, Load};
 use child::{Ended, Start, start};
-use observe::{Contents, End, EndKind, Observed, ends, observe};
+use observe::{Contents, End, EndKind, Observed, ends, is_beside, observe};
 use verdict::{Promise, Seen, Tally};
 use world::{Run, Variant, World};
 
@@ -340,7 +340,7 @@ impl Drill<'_> {
                 }
                 _ => compare(end, expected, found),
             };
-            let promise = Promise { may_lose: false, may_double: self.only_inserts(end) };
+            let promise = Promise { may_lose: false, may_double: self.repeats(end) };
             let end = End { promise, ..end.clone() };
             report.ends.push(EndReport { end, tally });
         }
@@ -349,18 +349,20 @@ impl Drill<'_> {
         Ok(report)
     }
 
-    /// A table where a record is a row each time that it comes.
-    fn only_inserts(&self, end: &End) -> bool {
+    /// A table where a record has its effect each time that it stands in a topic.
+    fn repeats(&self, end: &End) -> bool {
         let EndKind::Table(node) = end.kind else { return false };
         let NodeKind::PostgresSink(sink) = &self.plan.topology.nodes[node].kind else { return false };
-        sink.mode == Mode::Insert && sink.once_by().is_none()
+        matches!(sink.mode, Mode::Insert | Mode::Add) && sink.dedupe.is_none()
     }
 
     /// Sets every stage back to the beginning. Only an empty group can be, and a static member that left is missed for a
     /// session.
     fn rewind(&self, plan: &Plan) -> Result<(), Failure> {
         let (connection, admin) = app::connect(&plan.topology)?;
-        let (admin, stages) = (Arc::new(admin), plan.stages.iter().collect::<Vec<_>>());
+        let admin = Arc::new(admin);
+        // Positions beside the rows go back with the database only.
+        let stages: Vec<&Stage> = plan.stages.iter().filter(|stage| !is_beside(plan, stage)).collect();
         let deadline = Instant::now() + self.plan.topology.session_timeout + Duration::from_secs(10);
         let reset = loop {
             match Reset::look(plan, &stages, &To::Earliest, &connection, &admin) {

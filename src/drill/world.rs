@@ -16,10 +16,13 @@ use crate::cluster::Cluster;
 use crate::error::Failure;
 use crate::kafka::Connection;
 use crate::quickstart::topics::{Sent, Topics};
-use crate::sink::postgres::{Address, Sample, create_ledger, create_table, samples, session};
+use crate::record::{Position, TopicPartition};
+use crate::sink::postgres::{
+    Address, CREATE_LETTERS, CREATE_OFFSETS, LETTERS, OFFSETS, Sample, create_ledger, create_table, samples, session,
+};
 use crate::topology::load;
 use crate::topology::plan::{Plan, StageKind};
-use crate::topology::spec::{NodeId, NodeKind, PostgresSink, Topology};
+use crate::topology::spec::{NodeId, NodeKind, PostgresSink, Progress, Topology};
 
 /// The header by which an output tells from which input it was made.
 pub const SOURCE_HEADER: &str = "drill-source";
@@ -205,6 +208,12 @@ impl World {
             let samples = sinks.iter().map(|id| Ok((*id, self.sample(run, *id)?))).collect::<Result<_, Failure>>()?;
             self.samples.replace(samples);
         }
+        if run.sinks().any(|(_, sink)| sink.progress == Progress::Postgres) {
+            self.database.execute("CREATE SCHEMA IF NOT EXISTS semel")?;
+            for create in [CREATE_OFFSETS, CREATE_LETTERS] {
+                self.database.execute(&create.replacen("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))?;
+            }
+        }
         let mut made: Vec<&str> = Vec::new();
         for (id, sink) in run.sinks() {
             if made.contains(&sink.table.as_str()) {
@@ -244,6 +253,10 @@ impl World {
         for number in 0..self.runs.get() {
             let run = format!("{}_{number}", self.prefix);
             let _ = self.database.execute(&format!("DROP SCHEMA IF EXISTS {run} CASCADE"));
+            // Tables that stages with other positions share, where they are there.
+            for table in [OFFSETS, LETTERS] {
+                let _ = self.database.execute(&format!("DELETE FROM {table} WHERE stage LIKE '{run}.%'"));
+            }
             names.extend(["dead-letters", "job"].map(|topic| format!("{run}.{topic}")));
             names.extend(self.source_topics().map(|topic| format!("{run}.{topic}")));
             for node in &self.topology.nodes {
@@ -303,6 +316,16 @@ impl Database {
             _ => None,
         };
         Ok(messages.into_iter().filter_map(first).collect())
+    }
+
+    /// Where a stage with positions beside its rows stands in a partition.
+    pub fn position(&self, stage: &str, partition: &TopicPartition) -> Result<Option<Position>, Failure> {
+        // Names of a drill's stages and topics are its own and hold no quotes.
+        let TopicPartition { topic, partition } = partition;
+        let sql = format!(
+            "SELECT next_offset FROM {OFFSETS} WHERE stage = '{stage}' AND topic = '{topic}' AND partition = {partition}"
+        );
+        Ok(self.query(&sql)?.first().and_then(|offset| offset.parse().ok()).map(Position))
     }
 
     /// The rows of a table as JSON text.

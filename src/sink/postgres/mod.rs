@@ -42,7 +42,9 @@ pub use connect::session;
 pub use create::{Sample, create_ledger, create_table, samples};
 pub use layout::{Column, Layout, Type};
 pub use ledger::LedgerTable;
-pub use offsets::{Advance, CREATE_LETTERS, CREATE_OFFSETS, Claim, Letter, Moves, Origin, Refused, StageName};
+pub use offsets::{
+    Advance, CREATE_LETTERS, CREATE_OFFSETS, Claim, LETTERS, Letter, Moves, OFFSETS, Origin, Refused, StageName,
+};
 pub use preflight::{Checked, preflight};
 pub use status::{Counts, Status, Waiting};
 pub use store::Store;
