@@ -176,6 +176,45 @@ fn a_drill_calls_a_table_broken_that_a_crash_makes_another() {
     assert_eq!(counts(aborted, "topic orders.priced"), Some([0, 0, 0]));
 }
 
+/// Sums, which nothing but the positions beside them keeps from being added twice.
+const SUMS: &str = r#"
+name = "sums"
+kafka.brokers = "localhost:1"
+[sources.payments]
+type = "kafka"
+topics = ["payments"]
+event_id = ".event_id"
+[sinks.balances]
+type = "postgres"
+inputs = ["payments"]
+url = "${DATABASE_URL}"
+table = "balances"
+mode = "add"
+key = ["account"]
+progress = "postgres"
+[[tests]]
+name = "two accounts"
+inputs = [
+  { source = "payments", key = "a", value = { event_id = "e1", account = "a", amount = 5 } },
+  { source = "payments", key = "a", value = { event_id = "e2", account = "a", amount = 7 } },
+  { source = "payments", key = "b", value = { event_id = "e3", account = "b", amount = 1 } },
+]
+outputs = []
+"#;
+
+#[test]
+fn a_drill_reads_positions_beside_the_rows_and_finds_sums_exact() {
+    if !support::online("a drill of a topology with positions in its database") {
+        return;
+    }
+    let (report, exit) = drill_text(SUMS, &[]);
+    assert_eq!((exit, &report["broken"]), (Some(0), &Value::Bool(false)), "{report:#}");
+    assert_eq!(report["without_crash"][0]["found"], 40, "two accounts, 20 times");
+    for crash in report["crashes"].as_array().unwrap() {
+        assert_eq!((counts(crash, "table balances"), &crash["positions_behind"]), (Some([0, 0, 0]), &0.into()));
+    }
+}
+
 /// What each way of giving an order its invoice does when the process is killed at order-3: guarantee, where, killed at,
 /// what becomes of it, and how many were passed over.
 const FIVE_ORDERS: &[[&str; 5]] = &[
