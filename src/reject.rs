@@ -87,7 +87,7 @@ pub fn dead_letter(
     if cut {
         message.to_mut().push_str(CUT);
     }
-    let attempt = attempt(input) + 1;
+    let attempt = attempt(input).saturating_add(1);
 
     let mut out = chunk.push(id);
     out.partition(input.partition.rem_euclid(target.partitions.max(1))).timestamp(input.timestamp.filter(|t| *t >= 0));

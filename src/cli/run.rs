@@ -66,7 +66,7 @@ fn text(report: &Report) -> String {
         }
         if stage.lost.get() > 0 {
             let lost = grouped(stage.lost.get());
-            text.push_str(&format!("  {lost} failures to deliver, whose outputs are lost (at-most-once)\n"));
+            text.push_str(&format!("  {lost} outputs lost (at-most-once)\n"));
         }
     }
     text

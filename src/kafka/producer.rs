@@ -43,7 +43,8 @@ pub struct Producer {
 struct Shared {
     transactional: bool,
     stop: AtomicBool,
-    failure: Mutex<Option<Error>>,
+    /// The first of them, and how many there were.
+    failures: Mutex<(Option<Error>, u64)>,
 }
 
 impl Producer {
@@ -211,7 +212,13 @@ impl Producer {
 
     /// The first delivery that failed since the last call, purged records left out.
     pub fn failed_deliveries(&self) -> Option<Error> {
-        self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.count_failed_deliveries().map(|(first, _)| first)
+    }
+
+    /// [`failed_deliveries`](Producer::failed_deliveries), and how many failed.
+    pub fn count_failed_deliveries(&self) -> Option<(Error, u64)> {
+        let (first, count) = std::mem::take(&mut *self.shared.failures.lock().unwrap_or_else(PoisonError::into_inner));
+        first.map(|first| (first, count))
     }
 
     /// The error that killed the producer, if one did.
@@ -301,8 +308,9 @@ fn note_failures(event: &Event, shared: &Shared) {
         let purged = matches!(code, Code::PURGE_QUEUE | Code::PURGE_INFLIGHT);
         let incidental = (purged && shared.transactional) || code == Code::INVALID_DIFFERENT_RECORD;
         if code.is_error() && !incidental {
-            let mut failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner);
-            failure.get_or_insert(error);
+            let mut failures = shared.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            failures.0.get_or_insert(error);
+            failures.1 += 1;
         }
     }
 }

@@ -31,7 +31,7 @@ pub struct StageStatus {
     pub dropped: Counter,
     /// Records that failed and were passed over, with `on_error = "skip"`.
     pub skipped: Counter,
-    /// Failures to deliver outputs under at-most-once, which lost them.
+    /// Outputs that could not be delivered under at-most-once.
     pub lost: Counter,
     pub commits: Counter,
     /// Microseconds from a seal to its acknowledged commit, summed over commits.

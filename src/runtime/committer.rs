@@ -227,6 +227,8 @@ impl Committer {
 
     fn recycle(&mut self) {
         let chunk = std::mem::take(&mut self.outputs);
+        self.lose((chunk.len() - self.produced) as u64, &"they were not produced before the batch was given up");
+        self.produced = 0;
         if !chunk.is_empty() {
             self.link.recycle(chunk);
         }
@@ -255,8 +257,8 @@ impl Committer {
                 self.recycle();
                 Event::Done
             }
-            Err(error) => match self.producer(side).failed_deliveries() {
-                Some(undelivered) if !self.may_lose(&undelivered) => self.undelivered(undelivered),
+            Err(error) => match self.producer(side).count_failed_deliveries() {
+                Some((undelivered, count)) if !self.may_lose(&undelivered, count) => self.undelivered(undelivered),
                 _ => self.failed(error),
             },
         }
@@ -268,7 +270,7 @@ impl Committer {
         let mut result = Ok(());
         'outputs: for output in self.outputs.iter().skip(produced) {
             while let Err(error) = self.producer(side).produce(&output) {
-                if !error.is_queue_full() && self.may_lose(&error) {
+                if !error.is_queue_full() && self.may_lose(&error, 1) {
                     break;
                 }
                 if !error.is_queue_full() || Instant::now() >= deadline {
@@ -284,13 +286,19 @@ impl Committer {
     }
 
     /// Under at-most-once the positions are committed before: what cannot be delivered is lost, counted and said.
-    fn may_lose(&self, error: &Error) -> bool {
+    fn may_lose(&self, error: &Error, count: u64) -> bool {
         let lost = self.options.guarantee == Guarantee::AtMostOnce && !error.is_fatal();
         if lost {
-            self.status.lost.add(1);
-            tracing::warn!(identity = self.options.identity, %error, "an output is lost (at-most-once)");
+            self.lose(count, error);
         }
         lost
+    }
+
+    fn lose(&self, count: u64, why: &dyn std::fmt::Display) {
+        if count > 0 && self.options.guarantee == Guarantee::AtMostOnce {
+            self.status.lost.add(count);
+            tracing::warn!(identity = self.options.identity, count, "outputs are lost (at-most-once): {why}");
+        }
     }
 
     fn flush(&mut self, side: Side) -> Event {
@@ -300,8 +308,8 @@ impl Committer {
         }
         // A record that was not delivered makes the commit of a transaction fail, with a code that says less than the
         // delivery's own; without a transaction nothing else would tell.
-        match producer.fatal().or_else(|| producer.failed_deliveries()) {
-            Some(error) if !self.may_lose(&error) => self.undelivered(error),
+        match producer.fatal().map(|error| (error, 1)).or_else(|| producer.count_failed_deliveries()) {
+            Some((error, count)) if !self.may_lose(&error, count) => self.undelivered(error),
             _ => Event::Done,
         }
     }
@@ -323,7 +331,9 @@ impl Committer {
     fn forget(&mut self, side: Side) -> Result<(), Error> {
         let producer = self.producer(side);
         producer.flush(SLICE)?;
-        producer.failed_deliveries();
+        if let Some((error, count)) = producer.count_failed_deliveries() {
+            self.lose(count, &error);
+        }
         Ok(())
     }
 
@@ -380,6 +390,8 @@ impl Committer {
             std::thread::sleep(Duration::from_millis(100));
             return Event::Failed(Disposition::Retry);
         }
+        let unacknowledged = self.producers.iter().map(Producer::in_flight).sum::<usize>();
+        self.lose(unacknowledged as u64, &"the producer is made anew");
         // Dropping a producer whose transaction is open leaves it to the next init on its id.
         self.producers.clear();
         match self.options.producers(REBUILD_PAUSE_MAX) {

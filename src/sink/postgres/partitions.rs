@@ -24,6 +24,10 @@ const AHEAD: i64 = 2;
 const SLACK: i64 = 1;
 /// Nobody's work waits long for the upkeep of a ledger.
 const LOCK_TIMEOUT: &str = "2s";
+/// Partitions made in one transaction: each takes locks, of which a server has a few thousand.
+const MADE_AT_ONCE: usize = 50;
+/// On a partition that is being dropped. One without it that is not attached is somebody else's: an archive.
+const DROPPED: &str = "semel: past its ledger's retention, about to be dropped";
 /// Rows deleted in one transaction.
 const DELETED_AT_ONCE: u64 = 5000;
 
@@ -56,6 +60,8 @@ struct Partition {
     name: String,
     attached: bool,
     detach_pending: bool,
+    /// Marked by us before it was detached.
+    dropped: bool,
 }
 
 impl LedgerTable {
@@ -71,49 +77,52 @@ impl LedgerTable {
     /// Makes the partitions that are missing from today's window; answers the window. Writers go on meanwhile: a table is
     /// made apart and attached.
     pub async fn extend(&self, connection: &mut Connection) -> Result<Window, Error> {
-        let transaction = Transaction::begin(connection).await?;
-        let (transaction, now) =
-            transaction.count("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8", &[]).await?;
-        let window = Window::around(now, self.retention);
-        let (mut transaction, there) = self.partitions(transaction).await?;
-        let missing = |there: &[Partition]| window.days().filter(|day| !attached(there, *day)).collect::<Vec<_>>();
-        if missing(&there).is_empty() {
+        loop {
+            let transaction = Transaction::begin(connection).await?;
+            let (transaction, now) =
+                transaction.count("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8", &[]).await?;
+            let window = Window::around(now, self.retention);
+            let (mut transaction, there) = self.partitions(transaction).await?;
+            let missing = |there: &[Partition]| window.days().filter(|day| !attached(there, *day)).collect::<Vec<_>>();
+            if missing(&there).is_empty() {
+                transaction.commit().await?;
+                return Ok(window);
+            }
+            // Another process may be at it: one after the other, and the second finds nothing to do.
+            transaction = transaction.batch(&format!("SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")).await?;
+            let lock = "SELECT 1::int8 FROM (SELECT pg_advisory_xact_lock(20260101, $1::int4)) l";
+            (transaction, _) = transaction.count(lock, &[(&(self.oid as i32), Pg::INT4)]).await?;
+            let there;
+            (transaction, there) = self.partitions(transaction).await?;
+            for day in missing(&there).into_iter().take(MADE_AT_ONCE) {
+                let (parent, partition) = (self.place(&self.table), self.place(&self.partition_of(day)));
+                let (from, to) = (first_id(day), first_id(day + 1));
+                transaction = transaction
+                    .batch(&format!(
+                        "CREATE TABLE IF NOT EXISTS {partition} (LIKE {parent} INCLUDING DEFAULTS INCLUDING CONSTRAINTS); \
+                         ALTER TABLE {parent} ATTACH PARTITION {partition} FOR VALUES FROM ('{from}') TO ('{to}')"
+                    ))
+                    .await?;
+            }
             transaction.commit().await?;
-            return Ok(window);
         }
-        // Another process may be at it: one after the other, and the second finds nothing to do.
-        transaction = transaction.batch(&format!("SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")).await?;
-        let lock = "SELECT 1::int8 FROM (SELECT pg_advisory_xact_lock(20260101, $1::int4)) l";
-        (transaction, _) = transaction.count(lock, &[(&(self.oid as i32), Pg::INT4)]).await?;
-        let there;
-        (transaction, there) = self.partitions(transaction).await?;
-        for day in missing(&there) {
-            let (parent, partition) = (self.place(&self.table), self.place(&self.partition_of(day)));
-            let (from, to) = (first_id(day), first_id(day + 1));
-            transaction = transaction
-                .batch(&format!(
-                    "CREATE TABLE IF NOT EXISTS {partition} (LIKE {parent} INCLUDING DEFAULTS INCLUDING CONSTRAINTS); \
-                     ALTER TABLE {parent} ATTACH PARTITION {partition} FOR VALUES FROM ('{from}') TO ('{to}')"
-                ))
-                .await?;
-        }
-        transaction.commit().await?;
-        Ok(window)
     }
 
     async fn partitions<'c>(&self, transaction: Transaction<'c>) -> Result<(Transaction<'c>, Vec<Partition>), Error> {
-        let sql = "SELECT c.relname::text, i.inhrelid IS NOT NULL, coalesce(i.inhdetachpending, false) \
+        let sql = "SELECT c.relname::text, i.inhrelid IS NOT NULL, coalesce(i.inhdetachpending, false), \
+                   coalesce(obj_description(c.oid, 'pg_class') = $3, false) \
                    FROM pg_class p JOIN pg_class c ON c.relnamespace = p.relnamespace AND c.relkind = 'r' \
                    LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhparent = p.oid \
                    WHERE p.oid = $1 AND starts_with(c.relname, $2) ORDER BY 1";
         let prefix = format!("{}_p", self.table);
-        let (transaction, rows) = transaction.query(sql, &[(&self.oid, Pg::OID), (&prefix, Pg::TEXT)]).await?;
+        let (transaction, rows) =
+            transaction.query(sql, &[(&self.oid, Pg::OID), (&prefix, Pg::TEXT), (&DROPPED, Pg::TEXT)]).await?;
         let partitions = rows.iter().filter_map(|row| {
             let name: String = row.get(0);
             let date = name.strip_prefix(&prefix).filter(|date| date.len() == 8)?;
             let date = chrono::NaiveDate::parse_from_str(date, "%Y%m%d").ok()?;
             let day = date.and_time(chrono::NaiveTime::MIN).and_utc().timestamp_millis() / DAY_MS;
-            Some(Partition { day, name, attached: row.get(1), detach_pending: row.get(2) })
+            Some(Partition { day, name, attached: row.get(1), detach_pending: row.get(2), dropped: row.get(3) })
         });
         Ok((transaction, partitions.collect()))
     }
@@ -134,11 +143,27 @@ impl LedgerTable {
         let (transaction, there) = self.partitions(transaction).await?;
         transaction.commit().await?;
         let oldest = Window::around(now, self.retention).from / DAY_MS - SLACK;
+        // DETACH CONCURRENTLY runs in no transaction, so the setting is the session's: behind a pooler that is somebody
+        // else's next.
+        connection.batch(&format!("SET lock_timeout = '{LOCK_TIMEOUT}'")).await?;
+        let old = there.iter().filter(|partition| partition.day < oldest && (partition.attached || partition.dropped));
+        let dropped = self.drop_each(connection, old).await;
+        connection.batch("RESET lock_timeout").await?;
+        dropped
+    }
+
+    async fn drop_each(
+        &self,
+        connection: &mut Connection,
+        partitions: impl Iterator<Item = &Partition>,
+    ) -> Result<u64, Error> {
         let parent = self.place(&self.table);
         let mut dropped = 0;
-        connection.batch(&format!("SET lock_timeout = '{LOCK_TIMEOUT}'")).await?;
-        for old in there.iter().filter(|partition| partition.day < oldest) {
+        for old in partitions {
             let partition = self.place(&old.name);
+            if !old.dropped {
+                connection.batch(&format!("COMMENT ON TABLE {partition} IS '{}'", DROPPED.replace('\'', "''"))).await?;
+            }
             if old.attached {
                 // Cut off in the middle before, it is finished now.
                 let how = if old.detach_pending { "FINALIZE" } else { "CONCURRENTLY" };
