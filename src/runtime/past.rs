@@ -9,6 +9,7 @@ use crate::commit::metadata::{topic_id_of, topic_id_text};
 use crate::error::Failure;
 use crate::kafka::{Admin, Member};
 use crate::record::TopicPartition;
+use crate::runtime::app::keeps_positions;
 use crate::runtime::job_topic::{JobTopic, Memory, Note};
 use crate::runtime::preflight::{StageTopics, asked};
 use crate::topology::plan::{Plan, Stage};
@@ -58,7 +59,8 @@ pub fn check(
                 (Some(known), _) if known != id => {
                     problems.insert(recreated(&partition.topic, known, id, &stage.group, file));
                 }
-                (_, None) if started.is_some() => {
+                // The database knows the position; where it does not, the claim says so.
+                (_, None) if started.is_some() && keeps_positions(plan, stage).is_none() => {
                     problems.insert(lost(&partition, &stage.group, file));
                 }
                 (_, Some(_)) if started.is_none() => notes.push(Note::started(&stage.name, &partition, id)),

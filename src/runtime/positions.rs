@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::commit::metadata::{TopicIds, topic_id_of};
+use crate::commit::metadata::{TopicIds, is_copy, topic_id_of};
 use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Consumer, Error, Isolation};
 use crate::record::{Position, TopicPartition};
 use crate::runtime::job_topic::{JobTopic, Memory, Note, ReadError};
 use crate::runtime::past;
-use crate::sink::postgres::{Claim, Store};
+use crate::sink::postgres::{Claim, Seed, Store};
 use crate::topology::spec::Start;
 
 /// Finds positions for one stage.
@@ -100,7 +100,7 @@ impl Positions {
             if let Some(store) = &self.store {
                 store.name.learn(&partition.topic, *id);
             }
-            stable.insert(partition, commit.map(|(position, _)| position));
+            stable.insert(partition, commit.map(|(position, metadata)| (position, is_copy(&metadata))));
         }
         let memory = match stable.values().any(Option::is_none) {
             false => Some(Memory::default()),
@@ -115,23 +115,26 @@ impl Positions {
                 found.unstable.push(partition);
                 continue;
             };
-            let at = match position {
-                Some(position) => Some(position),
-                None if memory.is_none() => None,
-                None if memory.as_ref().is_some_and(|memory| memory.started(&self.stage, &partition).is_some()) => {
+            let started = || memory.as_ref().is_some_and(|memory| memory.started(&self.stage, &partition).is_some());
+            let (at, had) = match position {
+                Some((position, copy)) => (Some(position), copy),
+                None if memory.is_none() => (None, false),
+                None if started() && self.store.is_none() => {
                     return Err(Failure::stopped(past::lost(&partition, &self.group, &self.file)));
                 }
-                None => found.take(self.start(&admin, &partition, low, high))?,
+                None => (found.take(self.start(&admin, &partition, low, high))?, started()),
             };
+            // Where the database keeps the position, the group gets a copy that says so.
+            let fresh = position.is_none_or(|(_, copy)| self.store.is_some() && !copy);
             match at {
-                Some(at) => places.push(Place { partition, at, fresh: position.is_none(), low, high }),
+                Some(at) => places.push(Place { partition, at, fresh, had, low, high }),
                 None => found.unstable.push(partition),
             }
         }
         if let Some(store) = &self.store {
             places = claimed(store, places, &mut found)?;
         }
-        for Place { partition, at, fresh, low, high } in places {
+        for Place { partition, at, fresh, low, high, .. } in places {
             if at < low || at > high {
                 return Err(self.outside(&partition, at, low, high));
             }
@@ -205,13 +208,17 @@ struct Place {
     partition: TopicPartition,
     at: Position,
     fresh: bool,
+    /// The database had it.
+    had: bool,
     low: Position,
     high: Position,
 }
 
 /// Takes partitions over in the database, which knows where they are.
 fn claimed(store: &Store, places: Vec<Place>, found: &mut Found) -> Result<Vec<Place>, Failure> {
-    let seeds: Vec<_> = places.iter().map(|place| (place.partition.clone(), place.at)).collect();
+    let seed =
+        |Place { partition, at, had, .. }: &Place| Seed { partition: partition.clone(), position: *at, had: *had };
+    let seeds: Vec<_> = places.iter().map(seed).collect();
     if seeds.is_empty() {
         return Ok(places);
     }
@@ -219,7 +226,7 @@ fn claimed(store: &Store, places: Vec<Place>, found: &mut Found) -> Result<Vec<P
         Ok(claims) => claims,
         Err(why) => {
             found.why = Some(why);
-            found.unstable.extend(seeds.into_iter().map(|(partition, _)| partition));
+            found.unstable.extend(seeds.into_iter().map(|seed| seed.partition));
             return Ok(Vec::new());
         }
     };

@@ -43,7 +43,7 @@ pub use create::{Sample, create_ledger, create_table, samples};
 pub use layout::{Column, Layout, Type};
 pub use ledger::LedgerTable;
 pub use offsets::{
-    Advance, CREATE_LETTERS, CREATE_OFFSETS, Claim, LETTERS, Letter, Moves, OFFSETS, Origin, Refused, StageName,
+    Advance, CREATE_LETTERS, CREATE_OFFSETS, Claim, LETTERS, Letter, Moves, OFFSETS, Origin, Refused, Seed, StageName,
 };
 pub use preflight::{Checked, preflight};
 pub use status::{Counts, Status, Waiting};

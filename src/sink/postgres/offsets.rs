@@ -65,6 +65,9 @@ const CLAIM: &str = "INSERT INTO semel.sink_offsets AS o (stage, topic, topic_id
 const OTHERS: &str = "SELECT o.topic FROM semel.sink_offsets o \
      JOIN unnest($2::text[], $3::uuid[], $4::int4[]) AS u(t, i, p) ON o.topic = u.t AND o.partition = u.p \
      WHERE o.stage = $1 AND o.topic_id <> u.i ORDER BY 1 LIMIT 1";
+const ABSENT: &str = "SELECT u.t, u.p FROM unnest($2::text[], $3::uuid[], $4::int4[]) AS u(t, i, p) \
+     WHERE NOT EXISTS (SELECT FROM semel.sink_offsets o WHERE o.stage = $1 AND o.topic = u.t AND o.topic_id = u.i \
+     AND o.partition = u.p) ORDER BY 1, 2 LIMIT 1";
 const READ: &str = "SELECT topic, topic_id, partition, next_offset FROM semel.sink_offsets WHERE stage = $1";
 const PENDING: &str = "SELECT d.topic, d.partition, d.record_offset, d.target_partition, d.timestamp_ms, d.key, d.value, \
      d.header_names, d.header_values FROM semel.dead_letters d \
@@ -98,6 +101,16 @@ impl StageName {
     fn id(&self, topic: &str) -> Uuid {
         self.topic_ids.read().unwrap_or_else(PoisonError::into_inner).get(topic).copied().unwrap_or_default()
     }
+}
+
+/// A partition to be taken over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seed {
+    pub partition: TopicPartition,
+    /// Where it starts if this stage never had it.
+    pub position: Position,
+    /// The stage had it: its position must be there.
+    pub had: bool,
 }
 
 /// A partition's position as an owner holds it.
@@ -229,16 +242,16 @@ pub async fn advance<'c>(
     Ok((transaction, moved == advances.len() as u64))
 }
 
-/// Takes partitions over. `seeds` are the positions of those that no stage of this name ever had. Waits for a former
+/// Takes partitions over; one without a position gets the seed's. Waits for a former
 /// owner's open transaction, and sees its end.
 pub async fn claim<'c>(
     transaction: Transaction<'c>,
     name: &StageName,
     owner: &str,
-    seeds: &[(TopicPartition, Position)],
+    seeds: &[Seed],
 ) -> Result<(Transaction<'c>, Vec<Claim>), Error> {
-    let arrays = Arrays::new(name, seeds.iter().map(|(partition, _)| partition));
-    let positions: Vec<i64> = seeds.iter().map(|(_, position)| position.0).collect();
+    let arrays = Arrays::new(name, seeds.iter().map(|seed| &seed.partition));
+    let positions: Vec<i64> = seeds.iter().map(|seed| seed.position.0).collect();
     let (transaction, rows) = transaction
         .query(
             CLAIM,
@@ -269,6 +282,17 @@ pub async fn made_anew<'c>(
     let arrays = Arrays::new(name, partitions);
     let (transaction, rows) = transaction.query(OTHERS, &params(name, &arrays)).await?;
     Ok((transaction, rows.first().map(|row| row.get(0))))
+}
+
+/// A partition of these that has no position.
+pub async fn absent<'c>(
+    transaction: Transaction<'c>,
+    name: &StageName,
+    partitions: impl Iterator<Item = &TopicPartition>,
+) -> Result<(Transaction<'c>, Option<TopicPartition>), Error> {
+    let arrays = Arrays::new(name, partitions);
+    let (transaction, rows) = transaction.query(ABSENT, &params(name, &arrays)).await?;
+    Ok((transaction, rows.first().map(|row| TopicPartition::new(row.get::<_, &str>(0), row.get(1)))))
 }
 
 /// Every position of the stage.

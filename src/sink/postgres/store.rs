@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use super::address::Address;
 use super::connect::Connection;
 use super::error::Error;
-use super::offsets::{self, Claim, Letter, StageName};
+use super::offsets::{self, Claim, Letter, Seed, StageName};
 use super::transaction::Transaction;
 use crate::error::{Disposition, Failure};
 use crate::record::{Position, TopicPartition};
@@ -30,34 +30,31 @@ impl Store {
         Store { name, address, prepared, owner: owner.to_owned(), claims, letters }
     }
 
-    /// Takes partitions over; `seeds` are where they start if this stage never had them. `Ok(Err)`: the database is away or
-    /// a former owner is still at it; ask again. Blocks, for 15 seconds at most.
+    /// Takes partitions over. `Ok(Err)`: the database is away or a former owner is still at it; ask again. Blocks, for 15
+    /// seconds at most.
     ///
     /// # Errors
-    /// What asking again does not mend: the tables are gone, or a topic was made anew.
-    pub fn claim(&self, seeds: &[(TopicPartition, Position)]) -> Result<Result<Vec<Claim>, String>, Failure> {
-        let partitions = || seeds.iter().map(|(partition, _)| partition);
+    /// What asking again does not mend: the tables are gone, a position is, or a topic was made anew.
+    pub fn claim(&self, seeds: &[Seed]) -> Result<Result<Vec<Claim>, String>, Failure> {
+        let partitions = || seeds.iter().map(|seed| &seed.partition);
         let claimed = self.run(async |transaction| {
             let (transaction, other) = offsets::made_anew(transaction, &self.name, partitions()).await?;
-            if other.is_some() {
-                return Ok((transaction, (Vec::new(), Vec::new(), other)));
+            if let Some(topic) = other {
+                return Ok((transaction, Err(self.made_anew(&topic))));
+            }
+            let had = seeds.iter().filter(|seed| seed.had).map(|seed| &seed.partition);
+            let (transaction, absent) = offsets::absent(transaction, &self.name, had).await?;
+            if let Some(partition) = absent {
+                return Ok((transaction, Err(self.absent(&partition))));
             }
             let (transaction, claims) = offsets::claim(transaction, &self.name, &self.owner, seeds).await?;
             let (transaction, letters) = offsets::pending(transaction, &self.name, partitions()).await?;
-            Ok((transaction, (claims, letters, None)))
+            Ok((transaction, Ok((claims, letters))))
         });
-        let (claims, letters, other) = match claimed {
-            Ok(claimed) => claimed,
+        let (claims, letters) = match claimed {
+            Ok(claimed) => claimed?,
             Err(error) => return self.passes(error).map(Err),
         };
-        if let Some(topic) = other {
-            return Err(Failure::stopped(format!(
-                "topic {topic:?} was deleted and made anew: {} holds the positions of stage {} in the former one. \
-                 Nothing was skipped; delete those rows once you know what is missing",
-                offsets::OFFSETS,
-                self.name.stage
-            )));
-        }
         let mut held = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
         held.extend(claims.iter().map(|claim| (claim.partition.clone(), claim.clone())));
         let mut waiting = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,6 +63,26 @@ impl Store {
             waiting.entry(letter.origin.partition.clone()).or_default().push(letter);
         }
         Ok(Ok(claims))
+    }
+
+    fn made_anew(&self, topic: &str) -> Failure {
+        Failure::stopped(format!(
+            "topic {topic:?} was deleted and made anew: {} holds the positions of stage {} in the former one. Nothing was \
+             skipped; once you know what is missing, semel reset sets positions in the new one",
+            offsets::OFFSETS,
+            self.name.stage
+        ))
+    }
+
+    /// Where the group would go on is past what a table that was put back holds.
+    fn absent(&self, partition: &TopicPartition) -> Failure {
+        Failure::stopped(format!(
+            "{} has no row of stage {} for {partition}, although the stage has started it: rows were deleted, or the \
+             database was put back without them. Nothing was skipped; put them back together with the sink's table, or \
+             have semel reset set a position anew",
+            offsets::OFFSETS,
+            self.name.stage
+        ))
     }
 
     /// The claim on a partition.

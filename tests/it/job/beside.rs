@@ -248,3 +248,53 @@ fn a_topic_made_anew_stops_the_stage_instead_of_skipping() {
     assert_eq!(output.status.code(), Some(5), "{message}");
     assert!(message.contains("was deleted and made anew"), "{message}");
 }
+
+/// The table goes back to yesterday, its positions do not come with it.
+#[test]
+fn a_database_put_back_without_its_positions_is_refused() {
+    let Some(job) = job("without") else { return };
+    let file = job.file(TOPOLOGY);
+    let group = format!("{}.balances", job.name);
+    produce(&job, 0..100);
+    job.drain(&file);
+    job.sql(&format!("DELETE FROM semel.sink_offsets WHERE stage = '{group}' AND partition = 1; TRUNCATE THE_TABLE"));
+    produce(&job, 100..200);
+    let output = job.run_drain(&file);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(5), "{message}");
+    let named = format!("semel.sink_offsets has no row of stage {group} for {}-1", job.topic("in"));
+    assert!(message.contains(&named), "{message}");
+    let count = job.sql(&format!("SELECT count(*) FROM semel.sink_offsets WHERE stage = '{group}' AND partition = 1"));
+    assert_eq!(count[0][0].as_deref(), Some("0"), "nothing was skipped");
+}
+
+/// Offsets of a group expire when it rests; the database knows where to go on.
+#[test]
+fn a_stage_goes_on_from_the_database_when_the_group_has_forgotten_its_copy() {
+    let Some(job) = job("rested") else { return };
+    let file = job.file(TOPOLOGY);
+    let group = format!("{}.balances", job.name);
+    produce(&job, 0..100);
+    job.drain(&file);
+    forget(&job, &group);
+    produce(&job, 100..200);
+    let report = job.drain(&file);
+    assert_eq!(report["stages"][0]["in"].as_u64(), Some(100), "{report}");
+    check(&job, 200);
+    // Neither knows it: that is not taken for a new stage.
+    forget(&job, &group);
+    job.sql(&format!("DELETE FROM semel.sink_offsets WHERE stage = '{group}'"));
+    assert_eq!(job.run_drain(&file).status.code(), Some(5));
+}
+
+/// As the broker does when offsets.retention.minutes are over.
+fn forget(job: &Job, group: &str) {
+    support::eventually(PATIENCE, "the group is deleted", || {
+        use rdkafka::admin::{AdminClient, AdminOptions};
+        let mut config = rdkafka::ClientConfig::new();
+        let admin: AdminClient<_> = config.set("bootstrap.servers", &job.brokers).create().unwrap();
+        // The static member is in it until its session times out.
+        let deleted = futures::executor::block_on(admin.delete_groups(&[group], &AdminOptions::new())).unwrap();
+        deleted.iter().all(Result::is_ok)
+    });
+}

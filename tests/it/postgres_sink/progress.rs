@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use semel::error::Exit;
 use semel::record::{Offset, Position, TopicPartition};
-use semel::sink::postgres::{Advance, Applied, Moves, StageName, Store, Writer};
+use semel::sink::postgres::{Advance, Applied, Moves, Seed, StageName, Store, Writer};
 use semel::topology::spec::{Mode, PostgresSink, Progress};
 
 use super::fixture::{Database, PATIENCE, Session, Target, check, writer_of};
@@ -20,6 +20,10 @@ fn sink(db: &Database) -> PostgresSink {
 
 fn partition(number: i32) -> TopicPartition {
     TopicPartition::new("in", number)
+}
+
+fn seed(number: i32, had: bool) -> Seed {
+    Seed { partition: partition(number), position: Position(0), had }
 }
 
 /// An owner of partitions: a writer with its claims.
@@ -39,7 +43,7 @@ impl Owner {
 
     /// Claims partitions; answers where they are.
     fn claim(&self, partitions: &[i32]) -> Vec<i64> {
-        let seeds: Vec<_> = partitions.iter().map(|p| (partition(*p), Position(0))).collect();
+        let seeds: Vec<_> = partitions.iter().map(|p| seed(*p, false)).collect();
         let mut claims = self.store.claim(&seeds).unwrap().unwrap();
         claims.sort_by_key(|claim| claim.partition.partition);
         claims.into_iter().map(|claim| claim.position.0).collect()
