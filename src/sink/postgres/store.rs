@@ -2,6 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use super::address::Address;
 use super::connect::Connection;
@@ -10,6 +13,9 @@ use super::offsets::{self, Claim, Letter, Seed, StageName};
 use super::transaction::Transaction;
 use crate::error::{Disposition, Failure};
 use crate::record::{Position, TopicPartition};
+
+/// Claims are asked for by the thread that polls Kafka: a member that is silent for long is put out of its group.
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Claims partitions for one worker, on a connection of its own for each question.
 #[derive(Debug)]
@@ -122,7 +128,8 @@ impl Store {
         }
     }
 
-    /// Runs one transaction on a thread with a connection of its own and commits it.
+    /// Runs one transaction on a thread with a connection of its own and commits it, within 15 seconds. What became of a
+    /// COMMIT that went unanswered does not matter: asking again raises the epoch.
     fn run<T: Send>(
         &self,
         work: impl AsyncFnOnce(Transaction<'_>) -> Result<(Transaction<'_>, T), Error> + Send,
@@ -130,14 +137,20 @@ impl Store {
         let asked = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|e| Error::Client(e.to_string()))?;
-            runtime.block_on(async {
+            let asked = async {
                 let mut connection = Connection::reopen(&self.address, self.prepared).await?;
                 let transaction = Transaction::begin(&mut connection).await?;
                 let (transaction, result) = work(transaction).await?;
                 transaction.commit().await?;
                 connection.close().await;
                 Ok(result)
-            })
+            };
+            let seconds = TIMEOUT.as_secs();
+            let late = |_| Err(Error::Connection(format!("no answer within {seconds} s")));
+            let answer = runtime.block_on(async { timeout(TIMEOUT, asked).await.unwrap_or_else(late) });
+            // Takes the connection along; a name that is still being resolved is not waited for.
+            runtime.shutdown_background();
+            answer
         };
         std::thread::scope(|scope| {
             scope.spawn(asked).join().unwrap_or_else(|_| Err(Error::Client("the question itself failed".into())))

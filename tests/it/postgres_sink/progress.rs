@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use semel::error::Exit;
 use semel::record::{Offset, Position, TopicPartition};
-use semel::sink::postgres::{Advance, Applied, Moves, Seed, StageName, Store, Writer};
+use semel::sink::postgres::{Address, Advance, Applied, Moves, Seed, StageName, Store, Writer};
 use semel::topology::spec::{Mode, PostgresSink, Progress};
 
 use super::fixture::{Database, PATIENCE, Session, Target, check, writer_of};
@@ -136,6 +136,24 @@ fn a_lost_commit_adds_once_with_positions_beside_the_rows() {
         assert!(!owner.add(&[(0, 1)]).fenced);
         assert_eq!(db.table(), ["p0|20"], "{cut:?}");
     }
+}
+
+/// A thread that waits for ever for its claim would leave its group and never say why.
+#[test]
+fn a_claim_whose_commit_is_not_answered_is_asked_again() {
+    let Some(db) = Database::new("silent") else { return };
+    support::progress_tables(&db.url);
+    db.session.execute(TABLE);
+    let proxy = Proxy::to(&db.url, Cut::Silent, 1);
+    let mut owner = Owner::new(&db, sink(&db));
+    let address = Address::parse(&proxy.url(&db.url), "semel-test").unwrap();
+    owner.store = Store::new(owner.store.name.clone(), address, true, "test");
+    let why = owner.store.claim(&[seed(0, false)]).unwrap().unwrap_err();
+    assert!(why.contains("no answer within 15 s"), "{why}");
+    assert!(proxy.done());
+    assert_eq!(owner.claim(&[0]), [0]);
+    assert!(!owner.add(&[(0, 0)]).fenced);
+    assert_eq!(db.table(), ["p0|10"]);
 }
 
 #[test]

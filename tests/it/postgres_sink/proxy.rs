@@ -15,6 +15,8 @@ pub enum Cut {
     Before,
     /// The server has done it, the answer is lost.
     After,
+    /// The server never sees it, and the connection stays.
+    Silent,
 }
 
 /// Forwards to `server`; the first `times` COMMITs that pass cut their connection.
@@ -81,6 +83,9 @@ fn forward(mut client: TcpStream, mut server: TcpStream, cut: Cut, left: &Atomic
         let cuts = commit && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
         if cuts && cut == Cut::Before {
             break;
+        }
+        if cuts && cut == Cut::Silent {
+            continue;
         }
         commits.fetch_add(u32::from(cuts), Ordering::SeqCst);
         if server.write_all(&buffer[..n]).is_err() {
