@@ -33,6 +33,8 @@ pub struct Beside {
     sealed: VecDeque<(BatchId, Vec<Origin>)>,
     /// In Kafka: the next transaction forgets them.
     relayed: Vec<Origin>,
+    /// What each transaction under way forgets.
+    forgetting: VecDeque<Vec<Origin>>,
     /// A transaction found its positions elsewhere.
     pub fenced: bool,
 }
@@ -78,6 +80,7 @@ impl Beside {
             relaying: Vec::new(),
             sealed: VecDeque::new(),
             relayed: Vec::new(),
+            forgetting: VecDeque::new(),
             fenced: false,
         }
     }
@@ -85,6 +88,12 @@ impl Beside {
     /// A partition was claimed anew: what was known of it is of a former claim.
     pub fn assigned(&mut self, partition: &TopicPartition) {
         self.advances.retain(|advance| advance.partition != *partition);
+    }
+
+    /// Partitions were given up: what is left to do is their next owner's.
+    pub fn unassigned(&mut self, partitions: &[TopicPartition]) {
+        self.advances.retain(|advance| !partitions.contains(&advance.partition));
+        self.store.give_up(partitions);
     }
 
     /// The record that is processed next.
@@ -138,11 +147,22 @@ impl Beside {
         self.advances.iter_mut().for_each(|advance| advance.from = advance.to);
         let (writer, kept) = (Arc::clone(&self.writer), Arc::clone(kept));
         let origins = std::mem::take(&mut self.origins);
+        let relayed = std::mem::take(&mut self.relayed);
+        self.forgetting.push_back(relayed.clone());
         Moves {
             advances,
             letters: std::mem::take(&mut self.letters),
-            relayed: std::mem::take(&mut self.relayed),
+            relayed,
             refused: Some(Box::new(move |row, reject| writer.refused(&origins[row], &kept.input(row), reject))),
+        }
+    }
+
+    /// The oldest transaction under way is answered; a fenced one has forgotten nothing.
+    pub fn answered(&mut self, fenced: bool) {
+        let origins = self.forgetting.pop_front().unwrap_or_default();
+        match fenced {
+            true => self.relayed.extend(origins),
+            false => self.store.relayed(&origins),
         }
     }
 
@@ -154,9 +174,13 @@ impl Beside {
         }
     }
 
-    /// The same with what a former owner left.
+    /// The same with what a former owner left. What is in Kafka already only waits to be forgotten.
     pub fn relay_former(&mut self, chunk: &mut Chunk, target: TargetId) {
-        let letters = self.store.take_letters();
+        let mut letters = self.store.take_letters();
+        letters.retain(|letter| {
+            let is = |origin: &Origin| *origin == letter.origin;
+            !self.relayed.iter().any(is) && !self.forgetting.iter().flatten().any(is)
+        });
         self.relay(letters, chunk, target);
     }
 
@@ -182,5 +206,46 @@ impl Beside {
         self.relaying.clear();
         self.sealed.clear();
         self.fenced = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::postgres::{Address, StageName};
+
+    fn beside() -> Beside {
+        let address = Address::parse("postgres://semel@localhost/semel", "semel").unwrap();
+        let store = Store::new(StageName::new("s", HashMap::new()), address, true, "test");
+        let target = Target {
+            topic: "dead".into(),
+            partitions: 1,
+            max_message_bytes: 1 << 20,
+            compacted: false,
+            timestamp_before_max_ms: i64::MAX,
+            timestamp_after_max_ms: i64::MAX,
+        };
+        let (topology, topic_ids) = ("t".into(), HashMap::new());
+        Beside::new(Arc::new(store), LetterWriter { topology, on_error: OnError::Reject, target, topic_ids })
+    }
+
+    #[test]
+    fn letters_that_a_fenced_transaction_was_to_forget_are_forgotten_by_the_next() {
+        let (mut beside, kept, mut chunk) = (beside(), Arc::default(), Chunk::default());
+        chunk.push(TargetId(0)).finish();
+        let origin = Origin { partition: TopicPartition::new("in", 0), offset: Offset(3) };
+        let letter = Letter::new(origin.clone(), &chunk.get(0));
+        beside.relay(vec![letter], &mut Chunk::default(), TargetId(0));
+        beside.sealed(BatchId(0));
+        assert!(beside.committed(BatchId(0)));
+        assert_eq!(beside.moves(&kept).relayed, [origin.clone()]);
+        assert_eq!(beside.moves(&kept).relayed, []);
+        beside.abandon();
+        beside.answered(true);
+        beside.answered(true);
+        assert!(beside.is_open());
+        assert_eq!(beside.moves(&kept).relayed, [origin]);
+        beside.answered(false);
+        assert!(!beside.is_open());
     }
 }

@@ -163,6 +163,9 @@ impl PostgresTask {
         self.status.ties.add(ties);
         self.status.duplicates.add(duplicates);
         self.spare.push(batch);
+        if let Some(beside) = &mut self.beside {
+            beside.answered(fenced);
+        }
         let Some(kept) = self.flying.pop_front().flatten() else { return Ok(true) };
         let Some(beside) = &mut self.beside else {
             for (index, reject) in rejects {
@@ -272,6 +275,12 @@ impl Task for PostgresTask {
     fn assigned(&mut self, partition: &TopicPartition) {
         if let Some(beside) = &mut self.beside {
             beside.assigned(partition);
+        }
+    }
+
+    fn unassigned(&mut self, partitions: &[TopicPartition]) {
+        if let Some(beside) = &mut self.beside {
+            beside.unassigned(partitions);
         }
     }
 

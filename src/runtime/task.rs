@@ -45,6 +45,9 @@ pub trait Task: Send {
     /// A partition was taken over, at its position.
     fn assigned(&mut self, _partition: &TopicPartition) {}
 
+    /// Partitions were given up; nothing of them is open.
+    fn unassigned(&mut self, _partitions: &[TopicPartition]) {}
+
     /// The next record is read from here. One of a retry topic is handed to `process` as its source had it.
     fn reading(&mut self, _partition: &TopicPartition, _offset: Offset) {}
 

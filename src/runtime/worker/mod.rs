@@ -338,6 +338,7 @@ impl Worker {
 
     fn give_up(&mut self, partitions: &[TopicPartition]) -> Result<(), Failure> {
         self.state.progress.unassign(partitions);
+        self.state.task.unassigned(partitions);
         self.state.waiting.retain(|p| !partitions.contains(p));
         self.state.hot = None;
         if self.state.paused {

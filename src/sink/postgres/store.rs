@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::address::Address;
 use super::connect::Connection;
 use super::error::Error;
-use super::offsets::{self, Claim, Letter, Seed, StageName};
+use super::offsets::{self, Claim, Letter, Origin, Seed, StageName};
 use super::transaction::Transaction;
 use crate::error::{Disposition, Failure};
 use crate::record::{Position, TopicPartition};
@@ -105,6 +105,18 @@ impl Store {
     pub fn take_letters(&self) -> Vec<Letter> {
         let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
         letters.drain().flat_map(|(_, letters)| letters).collect()
+    }
+
+    /// Forgets what was claimed: the next owner relays the letters.
+    pub fn give_up(&self, partitions: &[TopicPartition]) {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner).retain(|p, _| !partitions.contains(p));
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner).retain(|p, _| !partitions.contains(p));
+    }
+
+    /// Forgets letters that the database has forgotten.
+    pub fn relayed(&self, origins: &[Origin]) {
+        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        letters.values_mut().for_each(|letters| letters.retain(|letter| !origins.contains(&letter.origin)));
     }
 
     /// Every position of the stage; `Ok(Err)` where the database is away. Blocks.

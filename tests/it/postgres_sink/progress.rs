@@ -138,6 +138,28 @@ fn a_lost_commit_adds_once_with_positions_beside_the_rows() {
     }
 }
 
+#[test]
+fn letters_of_a_partition_that_was_given_up_are_left_to_its_next_owner() {
+    let Some(db) = Database::new("given_up") else { return };
+    support::progress_tables(&db.url);
+    db.session.execute(TABLE);
+    let (old, new) = (Owner::new(&db, sink(&db)), Owner::new(&db, sink(&db)));
+    for p in 0..2 {
+        db.session.execute(&format!(
+            "INSERT INTO semel.dead_letters (stage, topic, topic_id, partition, record_offset, target_partition, header_names, \
+             header_values) VALUES ('{}', 'in', '{}', {p}, 3, 0, '{{}}', '{{}}')",
+            db.schema,
+            uuid::Uuid::from_u128(7)
+        ));
+    }
+    old.claim(&[0, 1]);
+    old.store.give_up(&[partition(1)]);
+    assert_eq!((old.store.has_letters(&partition(1)), old.store.claimed(&partition(1))), (false, None));
+    new.claim(&[1]);
+    let of = |owner: &Owner| owner.store.take_letters().into_iter().map(|l| l.origin.partition).collect::<Vec<_>>();
+    assert_eq!((of(&old), of(&new)), (vec![partition(0)], vec![partition(1)]));
+}
+
 /// A thread that waits for ever for its claim would leave its group and never say why.
 #[test]
 fn a_claim_whose_commit_is_not_answered_is_asked_again() {
