@@ -1,20 +1,21 @@
 //! `semel reset`: new positions for the stages of a job that does not run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::commit::metadata::{TopicIds, topic_id_of, topic_id_text};
+use crate::commit::metadata::{TopicIds, is_copy, topic_id_of, topic_id_text};
 use crate::error::Failure;
 use crate::kafka::{Admin, At, Connection, Consumer, ConsumerOptions, Isolation};
 use crate::record::{Position, TopicPartition};
+use crate::runtime::app::keeps_positions;
 use crate::runtime::job_topic::{JobTopic, Memory, Note, read};
 use crate::runtime::preflight::asked;
-use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{NodeKind, Progress};
+use crate::sink::postgres::{Address, StageName, Store};
+use crate::topology::plan::{Plan, Stage};
 
 const WAIT: Duration = Duration::from_secs(10);
 
@@ -84,7 +85,6 @@ impl<'a> Reset<'a> {
         connection: &Connection,
         admin: &Admin,
     ) -> Result<Reset<'a>, Failure> {
-        stages.iter().try_for_each(|stage| in_kafka(plan, stage))?;
         stages.iter().try_for_each(|stage| nobody_in(stage, admin))?;
         if let To::Positions(positions) = to {
             fits(plan, stages, positions)?;
@@ -111,6 +111,14 @@ impl<'a> Reset<'a> {
 
     /// Commits the new positions and has the job's topic remember that they are meant. Blocks.
     pub fn carry_out(&self, connection: &Connection, admin: &Arc<Admin>) -> Result<(), Failure> {
+        // First: a position without its row, or with another, is refused by the next run.
+        for stage in &self.plan.stages {
+            let of_stage = self.changes.iter().filter(|change| change.stage == stage.name);
+            let partitions: Vec<TopicPartition> = of_stage.map(|change| change.partition.clone()).collect();
+            if let Some(store) = store(self.plan, stage)?.filter(|_| !partitions.is_empty()) {
+                reached(&stage.name, store.forget(&partitions))?;
+            }
+        }
         let groups: BTreeSet<&str> = self.changes.iter().map(|change| change.group.as_str()).collect();
         for group in groups {
             let ids = TopicIds::default();
@@ -149,18 +157,18 @@ impl<'a> Reset<'a> {
     }
 }
 
-/// Refuses stages whose positions are not the group's.
-fn in_kafka(plan: &Plan, stage: &Stage) -> Result<(), Failure> {
-    let StageKind::Postgres { sink, .. } = &stage.kind else { return Ok(()) };
-    let NodeKind::PostgresSink(spec) = &plan.topology.nodes[sink.0].kind else { return Ok(()) };
-    match spec.progress {
-        Progress::Kafka => Ok(()),
-        Progress::Postgres => Err(Failure::refused(format!(
-            "the positions of stage {} are in its database (progress = \"postgres\"), where reset does not set them; \
-             --only names another stage",
-            stage.name
-        ))),
-    }
+/// The stage's positions in its database, where they are kept there.
+fn store(plan: &Plan, stage: &Stage) -> Result<Option<Store>, Failure> {
+    let Some(sink) = keeps_positions(plan, stage) else { return Ok(None) };
+    let address = Address::parse(&sink.url, &stage.group);
+    let address = address.map_err(|why| Failure::refused(format!("stage {}: {why}", stage.name)))?;
+    let name = StageName::new(&stage.group, HashMap::new());
+    Ok(Some(Store::new(name, address, sink.prepared, "semel reset")))
+}
+
+/// A database that is away is not waited for.
+fn reached<T>(stage: &str, answer: Result<Result<T, String>, Failure>) -> Result<T, Failure> {
+    answer?.map_err(|why| Failure::unreachable(format!("the positions of stage {stage} are in its database: {why}")))
 }
 
 fn nobody_in(stage: &Stage, admin: &Admin) -> Result<(), Failure> {
@@ -222,19 +230,30 @@ impl<'a> Looked<'a> {
             .flat_map(|(topic, (_, count))| (0..*count).map(|partition| TopicPartition::new(topic.as_str(), partition)))
             .collect();
         let commits = admin.commits(&stage.group, &partitions, true).map_err(failed)?;
+        let mut copies = BTreeSet::new();
         let commits = commits.into_iter().map(|(partition, commit)| {
             let commit = commit.map_err(failed)?;
+            if commit.as_ref().is_some_and(|(_, metadata)| is_copy(metadata)) {
+                copies.insert(partition.clone());
+            }
             Ok((partition, commit.map(|(position, metadata)| (position, topic_id_of(&metadata)))))
         });
+        let mut commits: BTreeMap<_, _> = commits.collect::<Result<_, Failure>>()?;
+        if let Some(store) = store(plan, stage)? {
+            topics.iter().for_each(|(topic, (id, _))| store.name.learn(topic, *id));
+            let held = reached(&stage.name, store.positions())?;
+            for (partition, commit) in &mut commits {
+                let (id, _) = topics[&*partition.topic];
+                match held.get(partition) {
+                    Some(position) => *commit = Some((*position, Some(id))),
+                    // One of a time when Kafka kept them is where the stage goes on.
+                    None if copies.contains(partition) => *commit = None,
+                    None => {}
+                }
+            }
+        }
         let ends = |at| ends(admin, &partitions, at);
-        Ok(Looked {
-            stage,
-            retry,
-            topics,
-            commits: commits.collect::<Result<_, Failure>>()?,
-            low: ends(At::Earliest)?,
-            high: ends(At::Latest)?,
-        })
+        Ok(Looked { stage, retry, topics, commits, low: ends(At::Earliest)?, high: ends(At::Latest)? })
     }
 
     fn changes(&self, to: &To, memory: &Memory, admin: &Admin) -> Result<Vec<Change>, Failure> {

@@ -68,6 +68,9 @@ const OTHERS: &str = "SELECT o.topic FROM semel.sink_offsets o \
 const ABSENT: &str = "SELECT u.t, u.p FROM unnest($2::text[], $3::uuid[], $4::int4[]) AS u(t, i, p) \
      WHERE NOT EXISTS (SELECT FROM semel.sink_offsets o WHERE o.stage = $1 AND o.topic = u.t AND o.topic_id = u.i \
      AND o.partition = u.p) ORDER BY 1, 2 LIMIT 1";
+/// Of any topic that had the name.
+const FORGET: &str = "DELETE FROM semel.sink_offsets o USING unnest($2::text[], $3::int4[]) AS u(t, p) \
+     WHERE o.stage = $1 AND o.topic = u.t AND o.partition = u.p";
 const READ: &str = "SELECT topic, topic_id, partition, next_offset FROM semel.sink_offsets WHERE stage = $1";
 const PENDING: &str = "SELECT d.topic, d.partition, d.record_offset, d.target_partition, d.timestamp_ms, d.key, d.value, \
      d.header_names, d.header_values FROM semel.dead_letters d \
@@ -293,6 +296,19 @@ pub async fn absent<'c>(
     let arrays = Arrays::new(name, partitions);
     let (transaction, rows) = transaction.query(ABSENT, &params(name, &arrays)).await?;
     Ok((transaction, rows.first().map(|row| TopicPartition::new(row.get::<_, &str>(0), row.get(1)))))
+}
+
+/// Forgets the positions of partitions, also those of former topics of their names.
+pub async fn forget<'c>(
+    transaction: Transaction<'c>,
+    name: &StageName,
+    partitions: impl Iterator<Item = &TopicPartition>,
+) -> Result<Transaction<'c>, Error> {
+    let arrays = Arrays::new(name, partitions);
+    let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Pg); 3] =
+        [(&name.stage, Pg::TEXT), (&arrays.topics, Pg::TEXT_ARRAY), (&arrays.partitions, Pg::INT4_ARRAY)];
+    let (transaction, _) = transaction.execute(FORGET, &params).await?;
+    Ok(transaction)
 }
 
 /// Every position of the stage.

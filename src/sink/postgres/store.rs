@@ -127,6 +127,13 @@ impl Store {
         }
     }
 
+    /// Forgets the positions of partitions; the group's count then. `Ok(Err)` where the database is away. Blocks.
+    pub fn forget(&self, partitions: &[TopicPartition]) -> Result<Result<(), String>, Failure> {
+        let forgotten =
+            self.run(async |transaction| Ok((offsets::forget(transaction, &self.name, partitions.iter()).await?, ())));
+        forgotten.map(Ok).or_else(|error| self.passes(error).map(Err))
+    }
+
     fn passes(&self, error: Error) -> Result<String, Failure> {
         match error.disposition() {
             Disposition::Retry | Disposition::Rebuild => Ok(error.to_string()),

@@ -247,6 +247,21 @@ fn a_topic_made_anew_stops_the_stage_instead_of_skipping() {
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(5), "{message}");
     assert!(message.contains("was deleted and made anew"), "{message}");
+    produce(&job, 30..40);
+    let before = reset(&job, &file, &["--to", "earliest", "--yes", "--json"]);
+    assert!(before["positions"].as_array().unwrap().iter().all(|entry| entry["position"].is_null()), "{before}");
+    job.sql("TRUNCATE THE_TABLE");
+    job.drain(&file);
+    check(&job, 40);
+    // What is there is what the database says, and reset sets it there.
+    let before = reset(&job, &file, &["--to", "latest", "--yes", "--json"]);
+    let sum: i64 =
+        before["positions"].as_array().unwrap().iter().map(|entry| entry["position"].as_i64().unwrap()).sum();
+    assert_eq!(sum, job.ends("in", Isolation::ReadCommitted).iter().sum::<i64>());
+    let rows = format!("SELECT count(*) FROM semel.sink_offsets WHERE stage = '{}.balances'", job.name);
+    assert_eq!(job.sql(&rows), [[Some("0".to_owned())]]);
+    job.drain(&file);
+    check(&job, 40);
 }
 
 /// The table goes back to yesterday, its positions do not come with it.
@@ -266,6 +281,11 @@ fn a_database_put_back_without_its_positions_is_refused() {
     assert!(message.contains(&named), "{message}");
     let count = job.sql(&format!("SELECT count(*) FROM semel.sink_offsets WHERE stage = '{group}' AND partition = 1"));
     assert_eq!(count[0][0].as_deref(), Some("0"), "nothing was skipped");
+    // To start anew, the table is emptied.
+    reset(&job, &file, &["--to", "earliest", "--yes"]);
+    job.sql("TRUNCATE THE_TABLE");
+    job.drain(&file);
+    check(&job, 200);
 }
 
 /// Offsets of a group expire when it rests; the database knows where to go on.
@@ -285,6 +305,21 @@ fn a_stage_goes_on_from_the_database_when_the_group_has_forgotten_its_copy() {
     forget(&job, &group);
     job.sql(&format!("DELETE FROM semel.sink_offsets WHERE stage = '{group}'"));
     assert_eq!(job.run_drain(&file).status.code(), Some(5));
+}
+
+/// Runs `semel reset` once nobody is in the group; answers what it prints.
+fn reset(job: &Job, file: &std::path::Path, args: &[&str]) -> serde_json::Value {
+    let args: Vec<&str> = ["reset", file.to_str().unwrap()].into_iter().chain(args.iter().copied()).collect();
+    let mut printed = None;
+    support::eventually(PATIENCE, "nobody is in the group", || {
+        let ran = job.semel(&args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let ran = wait_with_output(ran);
+        let busy = String::from_utf8_lossy(&ran.stderr).contains("somebody is in the group");
+        assert!(busy || ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        printed = Some(serde_json::from_slice(&ran.stdout).unwrap_or_default());
+        !busy
+    });
+    printed.unwrap()
 }
 
 /// As the broker does when offsets.retention.minutes are over.
