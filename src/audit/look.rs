@@ -33,8 +33,10 @@ pub struct Looked {
     pub not_audited: Vec<String>,
     found: HashMap<Origin, Vec<Found>>,
     letters: HashMap<Origin, Letters>,
-    /// Partitions of audited topics whose first records were deleted, or that are compacted.
-    deleted: BTreeSet<(usize, i32)>,
+    /// Partitions of audited topics whose first records were deleted, or that are compacted: by the index of the input
+    /// partition, the lowest offset that an output still names. Outputs lie in the order of their records, so only those
+    /// of that record and of earlier ones may have been deleted. Nothing of a compacted partition is kept here.
+    deleted: BTreeMap<(usize, i32), BTreeMap<usize, i64>>,
 }
 
 impl Looked {
@@ -64,7 +66,7 @@ impl Looked {
             not_audited: Vec::new(),
             found: HashMap::new(),
             letters: HashMap::new(),
-            deleted: BTreeSet::new(),
+            deleted: BTreeMap::new(),
         };
         let mut reader = Reader::new(connection, admin, PATIENCE).map_err(failed)?;
         looked.read_letters(plan, &dead_letters, &infos, admin, &mut reader)?;
@@ -88,20 +90,27 @@ impl Looked {
     }
 
     /// It may have been there, and was deleted since.
-    pub fn is_deleted(&self, wrong: &Wrong) -> bool {
-        match (wrong.kind, wrong.topic, wrong.place) {
-            (Kind::Lost, Some(topic), Some((partition, _))) => self.deleted.contains(&(topic, partition)),
-            _ => false,
-        }
+    pub fn is_deleted(&self, wrong: &Wrong, input: &Input<'_>) -> bool {
+        let (Kind::Lost, Some(topic), Some((partition, _))) = (wrong.kind, wrong.topic, wrong.place) else {
+            return false;
+        };
+        let Some(left) = self.deleted.get(&(topic, partition)) else { return false };
+        let origin = self.any_origin(input.topic, input.partition, input.offset.0);
+        let lowest = origin.and_then(|(index, _)| left.get(&index));
+        lowest.is_none_or(|lowest| input.offset.0 <= *lowest)
     }
 
+    /// A record that is audited.
     fn origin(&self, topic: &str, partition: i32, offset: i64) -> Option<Origin> {
-        let holds = |range: &Range| {
-            range.partition.partition == partition
-                && *range.partition.topic == *topic
-                && (range.from.0..range.to.0).contains(&offset)
-        };
-        self.ranges.iter().position(holds).map(|index| (index, offset))
+        let origin = self.any_origin(topic, partition, offset)?;
+        let range = &self.ranges[origin.0];
+        (range.from.0..range.to.0).contains(&offset).then_some(origin)
+    }
+
+    /// A record of an input partition, also outside its range.
+    fn any_origin(&self, topic: &str, partition: i32, offset: i64) -> Option<Origin> {
+        let is = |range: &Range| range.partition.partition == partition && *range.partition.topic == *topic;
+        self.ranges.iter().position(is).map(|index| (index, offset))
     }
 
     fn read_letters(
@@ -118,7 +127,7 @@ impl Looked {
                 // What another stage rejected has its outputs here.
                 let here = node.and_then(|node| plan.stage_of(node)).is_some_and(|s| s.name == plan.topology.name);
                 let record = restored(input).filter(|_| here);
-                if let Some(origin) = record.and_then(|r| self.origin(r.topic, r.partition, r.offset.0)) {
+                if let Some(origin) = record.and_then(|r| self.any_origin(r.topic, r.partition, r.offset.0)) {
                     self.letters.entry(origin).or_default().written += 1;
                 }
             })?;
@@ -135,7 +144,8 @@ impl Looked {
     ) -> Result<(), Failure> {
         for range in whole(admin, topic, partitions)? {
             each(reader, &range, |input| {
-                if let Some(origin) = restored(input).and_then(|r| self.origin(r.topic, r.partition, r.offset.0)) {
+                let record = restored(input);
+                if let Some(origin) = record.and_then(|r| self.any_origin(r.topic, r.partition, r.offset.0)) {
                     self.letters.entry(origin).or_default().replayed += 1;
                 }
             })?;
@@ -159,18 +169,18 @@ impl Looked {
                     .push(format!("topic {topic}: it is compacted, so what is missing there may be lost or not"));
             }
             for range in whole(admin, topic, info.partitions)? {
-                if compacted || range.from.0 > 0 {
-                    self.deleted.insert((index, range.partition.partition));
-                }
-                if range.from.0 > 0 {
-                    let place = &range.partition;
-                    self.not_audited.push(format!("{place}: outputs before offset {} were deleted", range.from));
-                }
+                let mut left: BTreeMap<usize, i64> = BTreeMap::new();
                 each(reader, &range, |input| {
                     let Some((topic, partition, offset)) = origin_of(input) else {
                         nameless += 1;
                         return;
                     };
+                    // The outputs of a replay are not in order.
+                    let any = self.any_origin(topic, partition, offset);
+                    if let Some((index, _)) = any.filter(|origin| !self.letters.contains_key(origin)) {
+                        let lowest = left.entry(index).or_insert(offset);
+                        *lowest = offset.min(*lowest);
+                    }
                     let Some(origin) = self.origin(topic, partition, offset) else { return };
                     let seen = first.entry(origin.0).or_insert(offset);
                     *seen = offset.min(*seen);
@@ -184,6 +194,14 @@ impl Looked {
                         offset: input.offset.0,
                     });
                 })?;
+                if compacted {
+                    left.clear();
+                } else if range.from.0 > 0 {
+                    self.not_audited.push(self.cut(&range, &left));
+                }
+                if compacted || range.from.0 > 0 {
+                    self.deleted.insert((index, range.partition.partition), left);
+                }
             }
         }
         if nameless > 0 {
@@ -196,6 +214,27 @@ impl Looked {
             }
         }
         Ok(())
+    }
+
+    /// What cannot be audited in a partition of outputs whose first records were deleted.
+    fn cut(&self, outputs: &Range, left: &BTreeMap<usize, i64>) -> String {
+        let mut note = format!(
+            "{}: outputs before offset {} were deleted: what is lost there shows only after the first record of each \
+             input partition that an output still names",
+            outputs.partition, outputs.from
+        );
+        // In the order of the ranges.
+        let unseen = self.ranges.iter().enumerate().filter(|(index, range)| {
+            range.from < range.to && left.get(index).is_none_or(|lowest| *lowest + 1 >= range.to.0)
+        });
+        let unseen: Vec<String> = unseen.map(|(_, range)| range.partition.to_string()).collect();
+        if !unseen.is_empty() {
+            note.push_str(&format!(
+                "; none of these is left, so losses of them are not audited: {}",
+                unseen.join(", ")
+            ));
+        }
+        note
     }
 }
 

@@ -223,7 +223,7 @@ impl Operators {
             (found.len() - wrong.iter().filter(|w| w.kind != Kind::Lost && w.topic.is_some()).count()) as u64;
         for wrong in wrong {
             // What retention took is not known to have been lost.
-            if looked.is_deleted(&wrong) {
+            if looked.is_deleted(&wrong, input) {
                 continue;
             }
             *report.wrong.entry(wrong.kind).or_default() += 1;

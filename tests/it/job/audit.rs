@@ -4,6 +4,8 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
+use semel::record::Position;
+
 use super::harness::{Job, Load, PATIENCE, Record, wait_with_output};
 use crate::support;
 
@@ -119,6 +121,42 @@ fn what_a_group_passed_over_is_lost() {
     });
     let (code, report) = audit(&job, &[]);
     assert_eq!((code, counts(&report)), (Some(4), json!([4, 2, 0, 0, 5, 0, 0])), "{report}");
+}
+
+#[test]
+fn a_loss_shows_where_earlier_outputs_were_deleted() {
+    let Some(cluster) = support::broker("an audit of what was deleted") else { return };
+    let job = Job::new(cluster, "expired", 1);
+    let file = job.file(AUDITED);
+    for n in [1, 2] {
+        job.produce("in", [input(&format!("{{\"id\":\"{n}\",\"n\":{n}}}"))]);
+        job.drain(&file);
+    }
+    job.produce("in", [input(r#"{"id":"lost","n":3}"#)]);
+    let skip = ["reset", file.to_str().unwrap(), "--to", "latest", "--yes"];
+    support::eventually(PATIENCE, "the positions are set past it", || {
+        job.semel(&skip).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
+    });
+    job.produce("in", [input(r#"{"id":"4","n":4}"#)]);
+    job.drain(&file);
+    let out = job.read("out");
+    let place = job.partitions("out")[out[0].partition as usize].clone();
+    let delete = |before| job.admin.delete_records(&[(place.clone(), Position(before))]).unwrap();
+    let note = |report: &Value| report["not_audited"].to_string();
+    let unseen = format!("not audited: {}-0", job.topic("in"));
+
+    // The first record is gone, and half of the second.
+    delete(out[3].offset);
+    let (code, report) = audit(&job, &[]);
+    assert_eq!((code, counts(&report)), (Some(4), json!([4, 3, 0, 0, 2, 0, 0])), "{report}");
+    assert_eq!(report["wrong"][0]["origin"]["offset"], 2, "{report}");
+    assert!(note(&report).contains(&format!("outputs before offset {} were deleted", out[3].offset)), "{report}");
+    assert!(!note(&report).contains(&unseen), "{report}");
+    // What is left is no earlier than the last record.
+    delete(out[4].offset);
+    let (code, report) = audit(&job, &[]);
+    assert_eq!((code, counts(&report)), (Some(0), json!([4, 2, 0, 0, 0, 0, 0])), "{report}");
+    assert!(note(&report).contains(&unseen), "{report}");
 }
 
 #[test]
