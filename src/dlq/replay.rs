@@ -58,15 +58,21 @@ impl LeftOut {
     fn replayed(address: Address) -> LeftOut {
         LeftOut { address, why: "replayed before (--again replays it once more)".to_owned() }
     }
+
+    fn same(address: Address) -> LeftOut {
+        LeftOut { address, why: "another dead letter of the same rejection goes back".to_owned() }
+    }
 }
 
-/// What a replayed record says of its dead letter. The address alone would not do: a dead-letter topic that is made
-/// anew begins to count anew.
-type Mark = (Address, String, String, String, u32);
+/// What a dead letter and its replayed record have in common: retry topic, the record's topic, partition and offset,
+/// attempt and event id. Not the address: a letter that was relayed or written twice has two, and a dead-letter topic
+/// that is made anew begins to count anew. The id tells records of a source topic that was made anew apart.
+type Mark = (String, [String; 3], u32, Option<String>);
 
-fn mark(letter: &Letter) -> Mark {
+fn mark(letter: &Letter, retry: &str) -> Mark {
     let (topic, partition, offset) = letter.source();
-    (letter.address, topic.to_owned(), partition.to_owned(), offset.to_owned(), letter.attempt())
+    let source = [topic, partition, offset].map(str::to_owned);
+    (retry.to_owned(), source, letter.attempt(), letter.event_id().map(str::to_owned))
 }
 
 /// Replays what matches: key, value, headers and timestamp as they are, those of one key in their order. What was
@@ -81,12 +87,21 @@ pub fn replay(plan: &Plan, connection: &Connection, admin: &Admin, options: &Opt
     let retries: Vec<String> = plan.stages.iter().map(|stage| plan.retry(stage)).collect();
     let before = if options.again { BTreeSet::new() } else { marks(connection, admin, &retries)? };
     let mut chosen: BTreeMap<Address, String> = BTreeMap::new();
+    let mut seen: BTreeSet<Mark> = BTreeSet::new();
     letters.each(&options.filter, |input| {
         let letter = Letter::new(input);
         let address = letter.address;
         match destination(plan, &letter, options.max_attempts) {
-            Ok(_) if before.contains(&mark(&letter)) => outcome.left_out.push(LeftOut::replayed(address)),
-            Ok(topic) => drop(chosen.insert(address, topic)),
+            Ok(topic) => {
+                let mark = mark(&letter, &topic);
+                if before.contains(&mark) {
+                    outcome.left_out.push(LeftOut::replayed(address));
+                } else if seen.insert(mark) {
+                    chosen.insert(address, topic);
+                } else {
+                    outcome.left_out.push(LeftOut::same(address));
+                }
+            }
             Err(why) => outcome.left_out.push(LeftOut { address, why }),
         }
         let enough = options.limit.is_some_and(|limit| chosen.len() >= limit);
@@ -105,10 +120,11 @@ pub fn replay(plan: &Plan, connection: &Connection, admin: &Admin, options: &Opt
     let only = Filter { addresses: chosen.keys().copied().collect(), ..Filter::default() };
     letters.each(&only, |input| {
         let letter = Letter::new(input);
-        if marks.contains(&mark(&letter)) {
+        let topic = &chosen[&letter.address];
+        if marks.contains(&mark(&letter, topic)) {
             batch.outcome.left_out.push(LeftOut::replayed(letter.address));
         } else {
-            batch.take(&letter, &chosen[&letter.address])?;
+            batch.take(&letter, topic)?;
         }
         Ok(ControlFlow::Continue(()))
     })?;
@@ -147,9 +163,9 @@ fn marks(connection: &Connection, admin: &Admin, topics: &[String]) -> Result<BT
         let mut reader = Reader::new(connection, admin, PATIENCE).map_err(&failed)?;
         for range in ranges {
             let read: Result<(), Error> = reader.read(&range, |input| {
-                let of = input.headers.last(header::REPLAY_OF).flatten();
-                let of = of.and_then(|of| std::str::from_utf8(of).ok()).and_then(|of| of.parse().ok());
-                marks.extend(of.map(|address| mark(&Letter { address, ..Letter::new(input) })));
+                if input.headers.last(header::REPLAY_OF).is_some() {
+                    marks.insert(mark(&Letter::new(input), topic));
+                }
                 Ok(ControlFlow::Continue(()))
             });
             read.map_err(&failed)?;

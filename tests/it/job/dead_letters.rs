@@ -256,3 +256,38 @@ fn two_replays_at_once_send_each_letter_once() {
     of.dedup();
     assert_eq!((replayed.len(), of.len(), in_order), (2500, 2500, true));
 }
+
+#[test]
+fn a_letter_that_lies_there_twice_goes_back_once() {
+    let Some(cluster) = support::broker("a letter written twice") else { return };
+    let job = Job::new(cluster, "relayed", 1);
+    let file = job.file(STRICT);
+    let path = file.to_str().unwrap();
+    job.produce("in", ["x", "y"].map(|_| Record { value: Some(br#"{"q":"x"}"#), ..Record::default() }));
+    job.drain(&file);
+    let relay = |letter: &Stored| {
+        let headers = letter.headers.iter().map(|(n, v)| (&n[..], v.as_deref())).collect();
+        job.produce("dead-letters", [Record { value: letter.value.as_deref(), headers, ..Record::default() }]);
+    };
+    let letters = job.read("dead-letters");
+    let at = |letter: &Stored| format!("0:{}", letter.offset);
+    relay(&letters[0]);
+    let copy = at(&job.read("dead-letters")[2]);
+    let (first, second) = (at(&letters[0]), at(&letters[1]));
+    let replay = |args: &[&str]| {
+        let done = json_of(&job, &[&["dlq", "replay", path, "--json"], args].concat());
+        let why = done["left_out"].as_array().unwrap().iter().map(|l| l["why"].as_str().unwrap().to_owned()).collect();
+        (addresses(&done, "replayed"), addresses(&done, "left_out"), why)
+    };
+    let same = vec!["another dead letter of the same rejection goes back".to_owned()];
+    let expected = (vec![first.clone(), second.clone()], vec![copy.clone()], same);
+    assert_eq!(replay(&["--dry-run"]), expected);
+    assert_eq!(replay(&[]), expected);
+    assert_eq!(replay(&["--again"]), expected);
+    // Also one that comes later.
+    relay(&letters[1]);
+    let later = at(job.read("dead-letters").last().unwrap());
+    let (replayed, left_out, _) = replay(&[&later]);
+    assert_eq!((replayed, left_out), (vec![], vec![later]));
+    assert_eq!(job.read(&format!("{}.retry", job.name)).len(), 4);
+}
