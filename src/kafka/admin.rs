@@ -258,6 +258,12 @@ impl Admin {
         offsets::in_log(&self.client, asked, isolation, self.timeout)
     }
 
+    /// [`offsets`](Self::offsets), with an error for each partition that cannot be told. Takes twice the time limit at
+    /// most.
+    pub fn each_offset(&self, asked: &[(TopicPartition, At)], isolation: Isolation) -> Vec<Committed> {
+        offsets::each_in_log(&self.client, asked, isolation, self.timeout)
+    }
+
     /// Any group's positions. With `stable`, those that an open transaction holds are waited for.
     pub fn committed(&self, group: &str, partitions: &[TopicPartition], stable: bool) -> Result<Vec<Committed>, Error> {
         let client = self.asker(group, stable)?;

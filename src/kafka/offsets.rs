@@ -22,7 +22,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// For one partition of several, of which some are held by a transaction.
 const ALONE: Duration = Duration::from_millis(100);
 
-/// A partition's position in a group: `None` where it has none, an error where it cannot be told.
+/// A partition's position in a group or in the log: `None` where it has none, an error where it cannot be told.
 pub type Committed = (TopicPartition, Result<Option<Position>, Error>);
 
 /// The same with what was committed beside the position.
@@ -141,20 +141,64 @@ pub(super) fn in_log(
     isolation: Isolation,
     timeout: Duration,
 ) -> Result<Vec<(TopicPartition, Option<Position>)>, Error> {
+    let found = in_log_fresh(client, asked, isolation, timeout)?;
+    found.into_iter().map(|(partition, position)| Ok((partition, position?))).collect()
+}
+
+/// The same where some partitions cannot be told: the question about all of them may fail for one without a leader, and
+/// each is asked about alone then, within `timeout` once more.
+pub(super) fn each_in_log(
+    client: &Client,
+    asked: &[(TopicPartition, At)],
+    isolation: Isolation,
+    timeout: Duration,
+) -> Vec<Committed> {
+    let all = match in_log_fresh(client, asked, isolation, timeout) {
+        Ok(found) => return found,
+        Err(error) => error,
+    };
     let deadline = Instant::now() + timeout;
-    match in_log_once(client, asked, isolation, timeout) {
-        // The client asked with a leader epoch that it once heard of and would ask with for ever (a broker was
-        // restarted meanwhile).
-        Err(error) if error.code().is_stale_leader() => {
-            let topics: BTreeSet<&str> = asked.iter().map(|(partition, _)| &*partition.topic).collect();
-            for topic in topics {
-                let name = c_string(Operation::Admin("looking up positions in the log"), topic)?;
-                client.refresh(&name, deadline.saturating_duration_since(Instant::now()))?;
-            }
-            in_log_once(client, asked, isolation, deadline.saturating_duration_since(Instant::now()))
+    let ask = |one: &(TopicPartition, At)| {
+        let answer = if asked.len() > 1 && Instant::now() < deadline {
+            in_log_fresh(client, std::slice::from_ref(one), isolation, ALONE)
+        } else {
+            Err(all.clone())
+        };
+        let (partition, _) = one;
+        let failed = |error: Error| (partition.clone(), Err(error.at(&*partition.topic, Some(partition.partition))));
+        match answer.map(|mut found| found.pop()) {
+            Ok(Some(told)) => told,
+            Ok(None) => failed(all.clone()),
+            Err(error) => failed(error),
         }
-        result => result,
+    };
+    asked.iter().map(ask).collect()
+}
+
+fn in_log_fresh(
+    client: &Client,
+    asked: &[(TopicPartition, At)],
+    isolation: Isolation,
+    timeout: Duration,
+) -> Result<Vec<Committed>, Error> {
+    let deadline = Instant::now() + timeout;
+    let found = in_log_once(client, asked, isolation, timeout);
+    let is_stale = |error: &Error| error.code().is_stale_leader();
+    let stale = match &found {
+        Err(error) => is_stale(error),
+        Ok(found) => found.iter().any(|(_, position)| position.as_ref().is_err_and(is_stale)),
+    };
+    if !stale {
+        return found;
     }
+    // The client asked with a leader epoch that it once heard of and would ask with for ever (a broker was restarted
+    // meanwhile).
+    let topics: BTreeSet<&str> = asked.iter().map(|(partition, _)| &*partition.topic).collect();
+    for topic in topics {
+        let name = c_string(Operation::Admin("looking up positions in the log"), topic)?;
+        client.refresh(&name, deadline.saturating_duration_since(Instant::now()))?;
+    }
+    in_log_once(client, asked, isolation, deadline.saturating_duration_since(Instant::now()))
 }
 
 fn in_log_once(
@@ -162,7 +206,7 @@ fn in_log_once(
     asked: &[(TopicPartition, At)],
     isolation: Isolation,
     timeout: Duration,
-) -> Result<Vec<(TopicPartition, Option<Position>)>, Error> {
+) -> Result<Vec<Committed>, Error> {
     if asked.is_empty() {
         return Ok(Vec::new());
     }
@@ -200,12 +244,13 @@ fn in_log_once(
                 .collect()
         }
     };
-    let mut positions = Vec::with_capacity(entries.len());
-    for e in entries {
-        if e.code.is_error() {
-            return Err(Error::of_code(operation, e.code).at(e.partition.topic, Some(e.partition.partition)));
-        }
-        positions.push((e.partition.clone(), e.position()));
-    }
-    Ok(positions)
+    let answers = entries.into_iter().map(|e| {
+        let answer = if e.code.is_error() {
+            Err(Error::of_code(operation, e.code).at(e.partition.topic.clone(), Some(e.partition.partition)))
+        } else {
+            Ok(e.position())
+        };
+        (e.partition, answer)
+    });
+    Ok(answers.collect())
 }

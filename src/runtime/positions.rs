@@ -106,12 +106,12 @@ impl Positions {
             false => Some(Memory::default()),
             true => self.remembered(&mut found, wait)?,
         };
-        let low = found.take(bounds(&admin, stable.keys(), At::Earliest))?;
-        let high = found.take(bounds(&admin, stable.keys(), At::Latest))?;
+        let low = bounds(&admin, stable.keys(), At::Earliest, &mut found)?;
+        // What does not tell its beginning is not waited for again.
+        let high = bounds(&admin, low.keys(), At::Latest, &mut found)?;
         let mut places = Vec::new();
         for (partition, position) in stable {
-            let bound = |bounds: &Option<Bounds>| bounds.as_ref().and_then(|b| b.get(&partition).copied().flatten());
-            let (Some(low), Some(high)) = (bound(&low), bound(&high)) else {
+            let (Some(low), Some(high)) = (low.get(&partition).copied(), high.get(&partition).copied()) else {
                 found.unstable.push(partition);
                 continue;
             };
@@ -186,9 +186,9 @@ impl Positions {
             Start::Earliest => Ok(low),
             Start::Latest => Ok(high),
             Start::Timestamp(ms) => {
-                let found = bounds(admin, std::iter::once(partition), At::Timestamp(ms))?;
+                let found = admin.offsets(&[(partition.clone(), At::Timestamp(ms))], Isolation::ReadUncommitted)?;
                 // Nothing as late as that: the end.
-                Ok(found.get(partition).copied().flatten().unwrap_or(high))
+                Ok(found.first().and_then(|(_, position)| *position).unwrap_or(high))
             }
         }
     }
@@ -240,9 +240,17 @@ fn claimed(store: &Store, places: Vec<Place>, found: &mut Found) -> Result<Vec<P
     Ok(places.into_iter().filter_map(place).collect())
 }
 
-type Bounds = BTreeMap<TopicPartition, Option<Position>>;
-
-fn bounds<'a>(admin: &Admin, partitions: impl Iterator<Item = &'a TopicPartition>, at: At) -> Result<Bounds, Error> {
+/// The ends of the log, without the partitions that do not tell them.
+fn bounds<'a>(
+    admin: &Admin,
+    partitions: impl Iterator<Item = &'a TopicPartition>,
+    at: At,
+    found: &mut Found,
+) -> Result<BTreeMap<TopicPartition, Position>, Failure> {
     let asked: Vec<_> = partitions.map(|partition| (partition.clone(), at)).collect();
-    Ok(admin.offsets(&asked, Isolation::ReadUncommitted)?.into_iter().collect())
+    let mut bounds = BTreeMap::new();
+    for (partition, result) in admin.each_offset(&asked, Isolation::ReadUncommitted) {
+        bounds.extend(found.take(result)?.flatten().map(|position| (partition, position)));
+    }
+    Ok(bounds)
 }

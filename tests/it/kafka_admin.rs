@@ -86,6 +86,23 @@ fn positions_in_the_log_are_found_by_time_and_records_deleted() {
 }
 
 #[test]
+fn a_partition_that_cannot_be_told_does_not_hide_the_others() {
+    if !online() {
+        return;
+    }
+    let topic = Topic::new("some", 2);
+    let asked = [0, 7, 1].map(|partition| (topic.partition(partition), At::Latest));
+    let error = topic.admin.offsets(&asked, Isolation::ReadUncommitted).unwrap_err();
+    assert!(error.is_unknown_topic(), "{error}");
+    let told = topic.admin.within(Duration::from_secs(2)).each_offset(&asked, Isolation::ReadUncommitted);
+    let told: BTreeMap<i32, _> = told.into_iter().map(|(partition, at)| (partition.partition, at)).collect();
+    assert_eq!(told.keys().copied().collect::<Vec<_>>(), [0, 1, 7]);
+    assert_eq!((told[&0].as_ref().unwrap(), told[&1].as_ref().unwrap()), (&Some(Position(0)), &Some(Position(0))));
+    let error = told[&7].as_ref().unwrap_err();
+    assert!(error.to_string().contains(&topic.partition(7).to_string()), "{error}");
+}
+
+#[test]
 fn an_open_transaction_holds_the_stable_end_back() {
     if !online() {
         return;
