@@ -111,11 +111,14 @@ impl<'a> Reset<'a> {
 
     /// Commits the new positions and has the job's topic remember that they are meant. Blocks.
     pub fn carry_out(&self, connection: &Connection, admin: &Arc<Admin>) -> Result<(), Failure> {
-        // First: a position without its row, or with another, is refused by the next run.
+        // First: the copy of a position that is gone is refused by the next run, should this one end in between.
         for stage in &self.plan.stages {
             let of_stage = self.changes.iter().filter(|change| change.stage == stage.name);
             let partitions: Vec<TopicPartition> = of_stage.map(|change| change.partition.clone()).collect();
-            if let Some(store) = store(self.plan, stage)?.filter(|_| !partitions.is_empty()) {
+            if partitions.is_empty() {
+                continue;
+            }
+            if let Some(store) = store(self.plan, stage)? {
                 reached(&stage.name, store.forget(&partitions))?;
             }
         }

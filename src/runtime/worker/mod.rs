@@ -384,8 +384,9 @@ impl Worker {
             if fresh {
                 // An abort before the first commit asks again; the end of the log may have moved since. A position in the
                 // database is committed already.
+                let resolved = self.state.resolved.entry(partition.clone()).or_insert(position);
                 if self.state.positions.store.is_none() {
-                    position = *self.state.resolved.entry(partition.clone()).or_insert(position);
+                    position = *resolved;
                 }
                 self.state.fresh = true;
             }

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 use semel::sink::postgres::Address;
@@ -67,15 +67,22 @@ fn forward(mut client: TcpStream, mut server: TcpStream, cut: Cut, left: &Atomic
     let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
     let commits = Arc::new(AtomicU32::new(0));
     let cutting = Arc::clone(&commits);
+    let silent = Arc::new(AtomicBool::new(false));
+    let saying_nothing = Arc::clone(&silent);
     thread::spawn(move || {
         let mut buffer = [0; 65536];
         while let Ok(n @ 1..) = answers.read(&mut buffer) {
+            if saying_nothing.load(Ordering::SeqCst) {
+                continue;
+            }
             // The answer to a COMMIT is here: it was done.
             if cutting.load(Ordering::SeqCst) > 0 || back.write_all(&buffer[..n]).is_err() {
                 break;
             }
         }
-        let _ = (answers.shutdown(Shutdown::Both), back.shutdown(Shutdown::Both));
+        if !saying_nothing.load(Ordering::SeqCst) {
+            let _ = (answers.shutdown(Shutdown::Both), back.shutdown(Shutdown::Both));
+        }
     });
     let mut buffer = [0; 65536];
     while let Ok(n @ 1..) = client.read(&mut buffer) {
@@ -85,6 +92,7 @@ fn forward(mut client: TcpStream, mut server: TcpStream, cut: Cut, left: &Atomic
             break;
         }
         if cuts && cut == Cut::Silent {
+            silent.store(true, Ordering::SeqCst);
             continue;
         }
         commits.fetch_add(u32::from(cuts), Ordering::SeqCst);
