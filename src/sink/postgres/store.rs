@@ -36,8 +36,8 @@ impl Store {
         Store { name, address, prepared, owner: owner.to_owned(), claims, letters }
     }
 
-    /// Takes partitions over. `Ok(Err)`: the database is away or a former owner is still at it; ask again. Blocks, for 15
-    /// seconds at most.
+    /// Takes partitions over. `Ok(Err)`: the database is away or a former owner is still at it; ask again. Blocks, for
+    /// 15 seconds at most.
     ///
     /// # Errors
     /// What asking again does not mend: the tables are gone, a position is, or a topic was made anew.
@@ -73,8 +73,8 @@ impl Store {
 
     fn made_anew(&self, topic: &str) -> Failure {
         Failure::stopped(format!(
-            "topic {topic:?} was deleted and made anew: {} holds the positions of stage {} in the former one. Nothing was \
-             skipped; once you know what is missing, semel reset sets positions in the new one",
+            "topic {topic:?} was deleted and made anew: {} holds the positions of stage {} in the former one. Nothing \
+             was skipped; once you know what is missing, semel reset sets positions in the new one",
             offsets::OFFSETS,
             self.name.stage
         ))
@@ -147,8 +147,8 @@ impl Store {
         }
     }
 
-    /// Runs one transaction on a thread with a connection of its own and commits it, within 15 seconds. What became of a
-    /// COMMIT that went unanswered does not matter: asking again raises the epoch.
+    /// Runs one transaction on a thread with a connection of its own and commits it, within 15 seconds. What became of
+    /// a COMMIT that went unanswered does not matter: asking again raises the epoch.
     fn run<T: Send>(
         &self,
         work: impl AsyncFnOnce(Transaction<'_>) -> Result<(Transaction<'_>, T), Error> + Send,

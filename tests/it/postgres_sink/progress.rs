@@ -146,8 +146,8 @@ fn letters_of_a_partition_that_was_given_up_are_left_to_its_next_owner() {
     let (old, new) = (Owner::new(&db, sink(&db)), Owner::new(&db, sink(&db)));
     for p in 0..2 {
         db.session.execute(&format!(
-            "INSERT INTO semel.dead_letters (stage, topic, topic_id, partition, record_offset, target_partition, header_names, \
-             header_values) VALUES ('{}', 'in', '{}', {p}, 3, 0, '{{}}', '{{}}')",
+            "INSERT INTO semel.dead_letters (stage, topic, topic_id, partition, record_offset, target_partition, \
+             header_names, header_values) VALUES ('{}', 'in', '{}', {p}, 3, 0, '{{}}', '{{}}')",
             db.schema,
             uuid::Uuid::from_u128(7)
         ));
