@@ -238,7 +238,7 @@ mod tests {
         beside.relay(vec![letter], &mut Chunk::default(), TargetId(0));
         beside.sealed(BatchId(0));
         assert!(beside.committed(BatchId(0)));
-        assert_eq!(beside.moves(&kept).relayed, [origin.clone()]);
+        assert_eq!(beside.moves(&kept).relayed, std::slice::from_ref(&origin));
         assert_eq!(beside.moves(&kept).relayed, []);
         beside.abandon();
         beside.answered(true);
