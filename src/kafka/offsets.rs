@@ -95,20 +95,32 @@ pub(super) fn commits(
 
 /// The client waits for all where one is held: the others are told apart from it, within `timeout` once more.
 fn one_by_one(client: &Client, partitions: &[TopicPartition], timeout: Duration, held: &Error) -> Vec<CommittedWith> {
-    let deadline = Instant::now() + timeout;
-    let ask = |partition: &TopicPartition| {
-        let answer = if partitions.len() > 1 && Instant::now() < deadline {
-            committed_once(client, std::slice::from_ref(partition), ALONE)
-        } else {
-            Err(held.clone())
-        };
-        let failed = |error: Error| {
-            let text = format!("{} (an open transaction may hold it)", error.text());
-            (partition.clone(), Err(error.with_text(text).at(&*partition.topic, Some(partition.partition))))
-        };
-        answer.map_or_else(failed, |mut found| found.remove(0))
+    let held_by = |error: Error| {
+        let text = format!("{} (an open transaction may hold it)", error.text());
+        error.with_text(text)
     };
-    partitions.iter().map(ask).collect()
+    let ask = |alone: &[TopicPartition]| committed_once(client, alone, ALONE).map_err(held_by);
+    each_alone(partitions, |partition| partition, timeout, &held_by(held.clone()), ask)
+}
+
+/// Asks about each partition alone, for as long as `timeout` lasts, after the question about all of them met `whole`.
+fn each_alone<A, T>(
+    asked: &[A],
+    partition: impl Fn(&A) -> &TopicPartition,
+    timeout: Duration,
+    whole: &Error,
+    ask: impl Fn(&[A]) -> Result<Vec<(TopicPartition, Result<T, Error>)>, Error>,
+) -> Vec<(TopicPartition, Result<T, Error>)> {
+    let deadline = Instant::now() + timeout;
+    let answer = |one: &A| {
+        let again = asked.len() > 1 && Instant::now() < deadline;
+        let told = if again { ask(std::slice::from_ref(one)) } else { Err(whole.clone()) };
+        told.and_then(|mut found| found.pop().ok_or_else(|| whole.clone())).unwrap_or_else(|error| {
+            let partition = partition(one);
+            (partition.clone(), Err(error.at(&*partition.topic, Some(partition.partition))))
+        })
+    };
+    asked.iter().map(answer).collect()
 }
 
 fn committed_once(
@@ -153,26 +165,10 @@ pub(super) fn each_in_log(
     isolation: Isolation,
     timeout: Duration,
 ) -> Vec<Committed> {
-    let all = match in_log_fresh(client, asked, isolation, timeout) {
-        Ok(found) => return found,
-        Err(error) => error,
-    };
-    let deadline = Instant::now() + timeout;
-    let ask = |one: &(TopicPartition, At)| {
-        let answer = if asked.len() > 1 && Instant::now() < deadline {
-            in_log_fresh(client, std::slice::from_ref(one), isolation, ALONE)
-        } else {
-            Err(all.clone())
-        };
-        let (partition, _) = one;
-        let failed = |error: Error| (partition.clone(), Err(error.at(&*partition.topic, Some(partition.partition))));
-        match answer.map(|mut found| found.pop()) {
-            Ok(Some(told)) => told,
-            Ok(None) => failed(all.clone()),
-            Err(error) => failed(error),
-        }
-    };
-    asked.iter().map(ask).collect()
+    in_log_fresh(client, asked, isolation, timeout).unwrap_or_else(|whole| {
+        let ask = |alone: &[(TopicPartition, At)]| in_log_fresh(client, alone, isolation, ALONE);
+        each_alone(asked, |(partition, _)| partition, timeout, &whole, ask)
+    })
 }
 
 fn in_log_fresh(
