@@ -17,6 +17,14 @@ pub struct Target {
     pub timestamp_after_max_ms: i64,
 }
 
+impl Target {
+    /// Whether the broker takes a record of that time now; both are milliseconds since the epoch.
+    pub fn takes_time(&self, time_ms: i64, now_ms: i64) -> bool {
+        time_ms >= now_ms.saturating_sub(self.timestamp_before_max_ms)
+            && time_ms <= now_ms.saturating_add(self.timestamp_after_max_ms)
+    }
+}
+
 /// Index of a [`Target`] in the stage's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetId(pub u32);

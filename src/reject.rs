@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use crate::chunk::{Chunk, Target, TargetId};
+use crate::clock::Clock;
 use crate::ids;
 use crate::record::{Headers, Input, Offset};
 
@@ -67,7 +68,7 @@ pub const CUT: &str = " [cut: the record was larger than the dead-letter topic t
 /// Writes the dead letter of `input`: key, value, headers and timestamp as they were, then what was wrong in
 /// `semel-error-*` headers (former ones of those names are replaced). It goes to the input's partition modulo the
 /// topic's. A letter over the topic's limit is cut: value first, then headers, and says so in
-/// `semel-error-message`.
+/// `semel-error-message`. A time that the topic does not take is left to the client: better a letter of now than none.
 pub fn dead_letter(
     chunk: &mut Chunk,
     id: TargetId,
@@ -88,9 +89,10 @@ pub fn dead_letter(
         message.to_mut().push_str(CUT);
     }
     let attempt = attempt(input).saturating_add(1);
+    let timestamp = input.timestamp.filter(|time| *time >= 0 && target.takes_time(*time, Clock::System.now_ms()));
 
     let mut out = chunk.push(id);
-    out.partition(input.partition.rem_euclid(target.partitions.max(1))).timestamp(input.timestamp.filter(|t| *t >= 0));
+    out.partition(input.partition.rem_euclid(target.partitions.max(1))).timestamp(timestamp);
     if cut {
         let key = input.key.map(|k| &k[..k.len().min(room / 4)]);
         out.key(key);

@@ -91,6 +91,9 @@ fn online(topology: &Topology, text: &str) -> Result<Vec<Finding>, Failure> {
         found.error(code::BROKER, topology::locate(text, &path), problem.message);
     }
     for stage in &plan.stages {
+        for (sink, problem) in preflight::retention_problems(&plan, stage, &admin)? {
+            found.warning(code::RETENTION, topology::locate(text, &["sinks", &sink, "topic"]), problem);
+        }
         let StageKind::Postgres { sink, .. } = &stage.kind else { continue };
         let ledger = topology::locate(text, &["sinks", &topology.nodes[sink.0].name, "dedupe"]);
         for problem in preflight::ledger_problems(&plan, stage, &admin)? {

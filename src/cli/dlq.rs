@@ -15,7 +15,7 @@ use super::{file, output};
 use crate::dlq::{self, Address, DeadLetters, Filter, Letter, Options, Outcome};
 use crate::error::{Exit, Failure};
 use crate::kafka::{Admin, Connection};
-use crate::runtime::app;
+use crate::runtime::{app, preflight};
 use crate::topology::plan::Plan;
 
 /// Dead letters that `list` shows without `--limit`.
@@ -206,6 +206,9 @@ fn replay(args: ReplayArgs) -> Result<Exit, Failure> {
         again: args.again,
         dry_run: args.dry_run,
     };
+    for stage in &plan.stages {
+        output::warn(preflight::ledger_problems(&plan, stage, &admin)?);
+    }
     let outcome = dlq::replay(&plan, &connection, &admin, &options)?;
     output::write(&if args.json {
         let replayed = outcome.replayed.iter().map(|r| json!({ "address": r.address.to_string(), "topic": r.topic }));

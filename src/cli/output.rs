@@ -9,6 +9,11 @@ pub fn write(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
+/// What the user should know besides, on stderr.
+pub fn warn(warnings: impl IntoIterator<Item = String>) {
+    warnings.into_iter().for_each(|warning| eprintln!("warning: {warning}"));
+}
+
 /// Rows as a table, each column as wide as its widest cell.
 pub fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::{file, output, time};
 use crate::error::{Exit, Failure};
-use crate::runtime::app;
 use crate::runtime::reset::{Change, Reset, To};
+use crate::runtime::{app, preflight};
 use crate::topology::plan::Plan;
 
 #[derive(Debug, clap::Args)]
@@ -42,6 +42,11 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
         output::write(&format!("{before}\n"));
     } else {
         output::write(&table(&reset.changes));
+    }
+    if reset.changes.iter().any(|change| change.from.is_some_and(|from| change.to < from)) {
+        for stage in &stages {
+            output::warn(preflight::ledger_problems(&plan, stage, &admin)?);
+        }
     }
     if reset.changes.is_empty() {
         eprintln!("nothing to set");

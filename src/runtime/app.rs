@@ -39,6 +39,12 @@ const TICK: Duration = Duration::from_millis(20);
 /// librdkafka's default.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(300);
 
+/// The user's `max.poll.interval.ms`, else the default; the client wants it to be no shorter than a session.
+fn max_poll_interval(topology: &Topology) -> Duration {
+    let set = topology.kafka.properties.get("max.poll.interval.ms").and_then(|ms| ms.trim().parse().ok());
+    set.map_or(MAX_POLL_INTERVAL.max(topology.session_timeout), Duration::from_millis)
+}
+
 /// How a job is run.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
@@ -80,6 +86,10 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
         });
     }
     let topics = preflight::topics(plan, &stages, &admin)?;
+    for stage in &stages {
+        let short = preflight::ledger_problems(plan, stage, &admin)?;
+        short.iter().for_each(|problem| tracing::warn!(stage = stage.name, "{problem}"));
+    }
     let job_topic = Arc::new(JobTopic::open(plan, &connection, &admin)?);
     let mut memory = job_topic.read(ASK)?;
     past::check(plan, &stages, &topics, &admin, &job_topic, &mut memory)?;
@@ -310,7 +320,7 @@ impl Job<'_> {
         let consumer_options = ConsumerOptions {
             instance_id: static_member.then_some(identity.as_str()),
             session_timeout: topology.session_timeout,
-            max_poll_interval: MAX_POLL_INTERVAL,
+            max_poll_interval: max_poll_interval(topology),
             queue_bytes: topology.memory / 3,
             ..ConsumerOptions::new(&stage.group)
         };
@@ -324,6 +334,7 @@ impl Job<'_> {
             file: topology.file.clone(),
             stage: stage.name.clone(),
             first_partitions: names.iter().filter_map(|topic| Some(((*topic).to_owned(), first(topic)?))).collect(),
+            version_by_offset: past::version_by_offset(self.plan, stage),
             job: Arc::clone(&self.topic),
             topic_ids,
             admin: Arc::clone(&self.admin),
@@ -337,7 +348,7 @@ impl Job<'_> {
             commit_interval: topology.commit_interval,
             batch_records: topology.batch_records.map_or(u64::MAX, Into::into),
             channel_bytes: (topology.memory / 3) as usize,
-            revoke_timeout: topology.transaction_timeout.min(MAX_POLL_INTERVAL / 2),
+            revoke_timeout: topology.transaction_timeout.min(max_poll_interval(topology) / 2),
             shutdown_timeout: topology.shutdown_timeout,
             retry: RetryTopic { topic: self.plan.retry(stage), sources: self.plan.reads(stage) },
         };

@@ -6,13 +6,14 @@ use std::collections::BTreeSet;
 use uuid::Uuid;
 
 use crate::commit::metadata::{topic_id_of, topic_id_text};
-use crate::error::Failure;
-use crate::kafka::{Admin, Member};
+use crate::error::{Disposition, Failure};
+use crate::kafka::{Admin, Group, Member};
 use crate::record::TopicPartition;
 use crate::runtime::app::keeps_positions;
 use crate::runtime::job_topic::{JobTopic, Memory, Note};
 use crate::runtime::preflight::{StageTopics, asked};
-use crate::topology::plan::{Plan, Stage};
+use crate::topology::plan::{Plan, Stage, StageKind};
+use crate::topology::spec::NodeKind;
 
 /// The name belongs to another topic than it did.
 pub fn recreated(topic: &str, known: Uuid, now: Uuid, group: &str, file: &str) -> String {
@@ -32,6 +33,23 @@ pub fn lost(partition: &TopicPartition, group: &str, file: &str) -> String {
     )
 }
 
+/// Whether the rows of a stage are guarded by their records' offsets: these order what is in one partition.
+pub fn version_by_offset(plan: &Plan, stage: &Stage) -> bool {
+    let StageKind::Postgres { sink, .. } = &stage.kind else { return false };
+    let NodeKind::PostgresSink(sink) = &plan.topology.nodes[sink.0].kind else { return false };
+    let version = sink.columns.iter().find(|(column, _)| Some(column) == sink.version.as_ref());
+    version.is_some_and(|(_, program)| program.uses().offset_or_partition)
+}
+
+/// That a topic has more partitions than when a stage that tells versions by offsets began with it.
+pub fn grown(topic: &str, first: i32) -> String {
+    format!(
+        "topic {topic:?} had {first} partitions when its records were first applied, and has more now: a key may be in \
+         another partition than before, where offsets say nothing of its older records, and the version is the offset. \
+         Take the version from a member of the record, or apply the topic to an empty table under another `name`"
+    )
+}
+
 /// Refuses what the past forbids, all of it in one message, and has the topic remember this run. Blocks.
 pub fn check(
     plan: &Plan,
@@ -44,7 +62,25 @@ pub fn check(
     let mut problems = BTreeSet::new();
     let mut notes = Vec::new();
     for (stage, topics) in stages.iter().zip(topics) {
-        problems.extend(strangers(plan, stage, admin));
+        match admin.group(&stage.group) {
+            Ok(group) => problems.extend(strangers(plan, stage, &group)),
+            Err(error) if error.disposition() == Disposition::Retry => {
+                return Err(Failure::unreachable(format!(
+                    "no coordinator of the consumer group {} answers: {error}. On a cluster with fewer brokers than \
+                     offsets.topic.replication.factor it never will",
+                    stage.group
+                )));
+            }
+            // Who may not look is not kept from running.
+            Err(_) => {}
+        }
+        if version_by_offset(plan, stage) {
+            let grown = topics.sources.iter().filter_map(|(topic, _, info)| {
+                let first = memory.first_partitions(&stage.name, topic).filter(|first| *first < info.partitions)?;
+                Some(grown(topic, first))
+            });
+            problems.extend(grown);
+        }
         let partitions: Vec<TopicPartition> = topics.partitions().collect();
         let commits = admin.commits(&stage.group, &partitions, false);
         let commits = commits.map_err(|e| asked(&e, &format!("cannot read the positions of group {}", stage.group)))?;
@@ -87,9 +123,7 @@ pub fn check(
 }
 
 /// Members of a stage's group that are not the stage's: they would take partitions and leave their records unprocessed.
-fn strangers(plan: &Plan, stage: &Stage, admin: &Admin) -> Option<String> {
-    // Who may not look is not kept from running.
-    let group = admin.group(&stage.group).ok()?;
+fn strangers(plan: &Plan, stage: &Stage, group: &Group) -> Option<String> {
     let own = format!("{}.{}.", plan.topology.name, stage.name);
     let reads: BTreeSet<String> = plan.reads(stage).into_iter().chain([plan.retry(stage)]).collect();
     let strange = |member: &&Member| {

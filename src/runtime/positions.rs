@@ -26,6 +26,8 @@ pub struct Positions {
     pub starts: HashMap<String, Start>,
     /// How many partitions each topic had when the stage first read it: `start` holds for these.
     pub first_partitions: HashMap<String, i32>,
+    /// Offsets are the rows' versions: a key must stay in its partition.
+    pub version_by_offset: bool,
     pub job: Arc<JobTopic>,
     /// Of the topics as they were when their partitions were assigned.
     pub topic_ids: TopicIds,
@@ -96,6 +98,12 @@ impl Positions {
                 continue;
             };
             self.same_topic(&partition, commit.as_ref(), *id)?;
+            if let Some(first) = self.first_partitions.get(&*partition.topic).copied()
+                && self.version_by_offset
+                && partition.partition >= first
+            {
+                return Err(Failure::stopped(past::grown(&partition.topic, first)));
+            }
             self.topic_ids.set(&partition.topic, *id);
             if let Some(store) = &self.store {
                 store.name.learn(&partition.topic, *id);

@@ -216,8 +216,7 @@ pub fn ledger_problems(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<Vec<
     };
     let infos = describe(admin, &plan.reads(stage).into_iter().collect())?;
     let short = infos.into_iter().filter_map(|(topic, info)| {
-        let kept = u64::try_from(info.retention_ms).ok().map(Duration::from_millis);
-        let needed = kept.map(|kept| kept + REPLAY_WINDOW);
+        let needed = kept_by_time(&info).map(|kept| kept + REPLAY_WINDOW);
         if needed.is_some_and(|needed| ledger.retention >= needed) {
             return None;
         }
@@ -261,12 +260,61 @@ fn dead_letter_topic(
     let partitions = read.iter().map(|info| info.partitions).max().unwrap_or(1);
     let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
     let config = [
-        ("retention.ms", REPLAY_WINDOW.as_millis().to_string()),
+        // A letter keeps its record's time: any limit would delete that of an old record at once.
+        ("retention.ms", "-1".to_owned()),
         ("max.message.bytes", (largest + DEAD_LETTER_ROOM).to_string()),
     ];
-    let info = admin.internal_topic(&name, partitions, &config);
-    info.map(|info| info.target(name.as_str()))
-        .map_err(|e| asked(&e, &format!("cannot create the dead-letter topic {name:?}")))
+    let info = admin
+        .internal_topic(&name, partitions, &config)
+        .map_err(|e| asked(&e, &format!("cannot create the dead-letter topic {name:?}")))?;
+    let target = info.target(name.as_str());
+    if target.compacted {
+        return Err(Failure::refused(format!(
+            "the dead-letter topic {name:?} is compacted: letters without a key are refused there, and of those with one \
+             only the last is kept; set its cleanup.policy = delete"
+        )));
+    }
+    if let Some(kept) = kept_by_time(&info) {
+        tracing::warn!(
+            topic = name,
+            retention_ms = kept.as_millis(),
+            "dead letters keep their records' times: those of older records are deleted soon; set retention.ms = -1"
+        );
+    }
+    Ok(target)
+}
+
+/// How long a topic keeps a record after its own time; `None` is for ever.
+fn kept_by_time(info: &TopicInfo) -> Option<Duration> {
+    let deletes = info.cleanup_policy.split(',').any(|policy| policy.trim() == "delete");
+    u64::try_from(info.retention_ms).ok().filter(|_| deletes).map(Duration::from_millis)
+}
+
+/// Topics of a stage's sinks that delete a record by its time while the topics that it reads still hold it: sink and
+/// what is wrong. Blocks.
+pub fn retention_problems(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<Vec<(String, String)>, Failure> {
+    let written = written_topics(&plan.topology, stage);
+    let names: BTreeSet<String> =
+        plan.reads(stage).into_iter().chain(written.iter().map(|(_, topic, _)| (*topic).to_owned())).collect();
+    let infos = describe(admin, &names)?;
+    // The one that is kept for longest; for ever before all others.
+    let read = plan.reads(stage).into_iter().filter_map(|topic| Some((kept_by_time(infos.get(&topic)?), topic)));
+    let Some((longest, topic)) = read.max_by_key(|(kept, _)| kept.unwrap_or(Duration::MAX)) else {
+        return Ok(Vec::new());
+    };
+    let short = written.into_iter().filter_map(|(sink, output, _)| {
+        let kept = kept_by_time(infos.get(output)?)?;
+        (longest.is_none_or(|longest| kept < longest)).then(|| {
+            let longest = longest.map_or("for ever".to_owned(), duration_text);
+            let message = format!(
+                "topic {output:?} keeps a record for {} after its own time, topic {topic:?} keeps it {longest}: outputs \
+                 of records older than that are deleted soon after they are written; raise its retention.ms",
+                duration_text(kept)
+            );
+            (sink.to_owned(), message)
+        })
+    });
+    Ok(short.collect())
 }
 
 fn describe(admin: &Admin, names: &BTreeSet<String>) -> Result<BTreeMap<String, TopicInfo>, Failure> {

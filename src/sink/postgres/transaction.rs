@@ -92,11 +92,11 @@ impl<'c> Transaction<'c> {
         Ok(())
     }
 
-    /// Commits. There is no time limit: giving up on an answer would not undo what was sent. A connection that closes
-    /// meanwhile leaves the outcome unknown, and the whole transaction must be done again.
+    /// Commits. A connection that closes meanwhile, or a server that does not answer in time, leaves the outcome
+    /// unknown, and the whole transaction must be done again: it waits for the locks of the first, or meets its rows.
     pub async fn commit(self) -> Result<(), Error> {
         crash::at(Point::BeforeDatabaseCommit);
-        self.connection.client.batch_execute("COMMIT").await.map_err(|e| self.connection.error(&e))?;
+        self.simple("COMMIT").await?;
         crash::at(Point::AfterDatabaseCommit);
         self.connection.dirty = false;
         Ok(())
@@ -147,7 +147,7 @@ fn values<'a>(params: &'a Params<'_>) -> Vec<&'a (dyn ToSql + Sync)> {
     params.iter().map(|(value, _)| *value).collect()
 }
 
-/// Bounds the wait for an answer to anything but COMMIT. Past it the connection is thrown away: the server may still
+/// Bounds the wait for an answer. Past it the connection is thrown away: the server may still
 /// be at it.
 async fn answered<T>(query: impl Future<Output = T>) -> Result<T, Error> {
     let seconds = ANSWER_TIMEOUT.as_secs();

@@ -213,6 +213,23 @@ impl Job {
     }
 }
 
+impl Job {
+    /// Locks two rows of the job's table in the order opposite to the job's, for a moment.
+    pub fn lock_backwards(&self) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (client, connection) =
+                tokio_postgres::connect(&self.database_url, tokio_postgres::NoTls).await.unwrap();
+            tokio::spawn(connection);
+            let table = self.table();
+            let lock = |order| format!("SELECT 1 FROM {table} ORDER BY order_id {order} LIMIT 1 FOR UPDATE");
+            let statements = format!("BEGIN; {}; SELECT pg_sleep(0.2); {}; ROLLBACK", lock("DESC"), lock("ASC"));
+            // It may be the victim itself.
+            let _ = client.batch_execute(&statements).await;
+        });
+    }
+}
+
 /// Runs SQL of one or more statements and answers the last one's rows as text.
 pub fn sql(url: &str, statement: &str) -> Vec<Vec<Option<String>>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -11,41 +11,75 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::harness::{Job, Load, PATIENCE, Process};
+use super::kafka_proxy::Fault::{CutAfter, CutBefore};
 use super::kafka_proxy::{self, KafkaProxy, Kind};
 use super::kill::{TABLE, TOPOLOGY, check, order};
+use crate::postgres_sink::proxy::{Cut, Proxy};
 use crate::support;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     KillInstance,
+    KillBoth,
     StopInstance,
+    /// Another instance comes and goes.
+    Visitor,
     /// Asleep past its session while the other instance takes over.
     Zombie,
+    /// Asleep for longer than a transaction may be open, and back within the session.
+    Doze,
     RestartBroker,
     KillBroker,
     RestartDatabase,
     KillDatabase,
+    /// The server takes no writes, as a standby does.
+    ReadOnlyDatabase,
     TerminateBackends,
+    /// What a statement timeout does.
+    CancelStatements,
+    /// Somebody else locks rows in the wrong order.
+    Deadlocks,
     /// Rows are held by somebody else for longer than a transaction may be open.
     LockRows,
+    Commit(Cut),
     Request(Kind, kafka_proxy::Fault),
+    /// An instance is killed, and the request that its successor starts with meets a fault.
+    Start(Kind, kafka_proxy::Fault),
 }
 
-const FAULTS: [Fault; 14] = [
-    Fault::Request(Kind::EndTxn, kafka_proxy::Fault::CutAfter),
+const LATE: kafka_proxy::Fault = kafka_proxy::Fault::Delay(Duration::from_secs(5));
+
+const FAULTS: [Fault; 30] = [
+    Fault::Request(Kind::EndTxn, CutAfter),
     Fault::KillInstance,
     Fault::TerminateBackends,
     Fault::Zombie,
-    Fault::Request(Kind::TxnOffsetCommit, kafka_proxy::Fault::CutAfter),
+    Fault::Request(Kind::TxnOffsetCommit, CutAfter),
     Fault::RestartBroker,
+    Fault::Commit(Cut::After),
+    Fault::Visitor,
     Fault::LockRows,
     Fault::StopInstance,
     Fault::KillDatabase,
-    Fault::Request(Kind::Produce, kafka_proxy::Fault::CutAfter),
+    Fault::Request(Kind::Produce, CutAfter),
+    Fault::Doze,
     Fault::KillBroker,
-    Fault::Request(Kind::AddOffsetsToTxn, kafka_proxy::Fault::CutBefore),
+    Fault::Start(Kind::InitProducerId, CutAfter),
+    Fault::Deadlocks,
+    Fault::Request(Kind::AddOffsetsToTxn, CutBefore),
     Fault::RestartDatabase,
-    Fault::Request(Kind::EndTxn, kafka_proxy::Fault::Delay(Duration::from_secs(5))),
+    Fault::Request(Kind::EndTxn, LATE),
+    Fault::KillBoth,
+    Fault::Commit(Cut::Before),
+    Fault::Start(Kind::OffsetFetch, CutAfter),
+    Fault::CancelStatements,
+    Fault::Request(Kind::AddPartitionsToTxn, LATE),
+    Fault::Request(Kind::Produce, LATE),
+    Fault::ReadOnlyDatabase,
+    Fault::Request(Kind::Heartbeat, CutBefore),
+    Fault::Start(Kind::JoinGroup, LATE),
+    Fault::Request(Kind::TxnOffsetCommit, LATE),
+    Fault::Request(Kind::Fetch, CutBefore),
 ];
 
 /// How long a job may take to catch up.
@@ -72,6 +106,7 @@ struct World<'a> {
     file: std::path::PathBuf,
     cluster: &'a semel::cluster::Cluster,
     proxy: &'a KafkaProxy,
+    commits: &'a Proxy,
     instances: [Option<Process>; 2],
     rate: u64,
 }
@@ -111,13 +146,17 @@ impl World<'_> {
                 self.instances[slot].take().expect("it runs").stop();
                 self.start(slot);
             }
-            Fault::Zombie => {
-                let sleeper = self.instances[slot].as_ref().expect("it runs");
-                sleeper.signal(Signal::SIGSTOP);
-                let until = Instant::now() + Duration::from_secs(9);
-                support::eventually(PATIENCE, "the session has ended", || Instant::now() >= until);
-                self.instances[slot].as_ref().expect("it runs").signal(Signal::SIGCONT);
+            Fault::KillBoth => {
+                self.instances.iter_mut().for_each(|instance| instance.take().expect("it runs").kill());
+                (0..self.instances.len()).for_each(|slot| self.start(slot));
             }
+            Fault::Visitor => {
+                let visitor = self.job.start(&self.file);
+                support::eventually(CATCH_UP, "the visitor has partitions", || visitor.log().contains("assigned"));
+                visitor.stop();
+            }
+            Fault::Zombie => self.sleep(slot, Duration::from_secs(9)),
+            Fault::Doze => self.sleep(slot, Duration::from_secs(5)),
             Fault::RestartBroker => self.cluster.restart_kafka().unwrap(),
             Fault::KillBroker => {
                 self.cluster.kill_kafka().unwrap();
@@ -128,22 +167,59 @@ impl World<'_> {
                 self.cluster.kill_postgres().unwrap();
                 self.cluster.start_postgres().unwrap();
             }
-            Fault::TerminateBackends => {
-                let others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() \
-                              AND backend_type = 'client backend'";
-                self.job.sql(others);
+            Fault::ReadOnlyDatabase => {
+                self.job.sql("ALTER ROLE CURRENT_USER SET default_transaction_read_only = on");
+                self.job.sql(&others("pg_terminate_backend"));
+                pass(Duration::from_secs(5));
+                self.job.sql("BEGIN READ WRITE; ALTER ROLE CURRENT_USER RESET default_transaction_read_only; COMMIT");
+                self.job.sql(&others("pg_terminate_backend"));
+            }
+            Fault::TerminateBackends => drop(self.job.sql(&others("pg_terminate_backend"))),
+            Fault::CancelStatements => {
+                let until = Instant::now() + Duration::from_secs(3);
+                support::eventually(PATIENCE, "statements are cancelled", || {
+                    self.job.sql(&others("pg_cancel_backend"));
+                    Instant::now() >= until
+                });
+            }
+            Fault::Deadlocks => {
+                let counted = || -> u64 {
+                    let count = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+                    self.job.sql(count)[0][0].as_deref().unwrap().parse().unwrap()
+                };
+                let before = counted();
+                support::eventually(CATCH_UP, "two deadlocks", || {
+                    self.job.lock_backwards();
+                    counted() >= before + 2
+                });
             }
             Fault::LockRows => {
                 let lock = self.job.lock_rows();
-                let until = Instant::now() + Duration::from_secs(6);
-                support::eventually(PATIENCE, "the rows were held", || Instant::now() >= until);
+                pass(Duration::from_secs(6));
                 drop(lock);
+            }
+            Fault::Commit(cut) => {
+                self.commits.next(cut);
+                support::eventually(PATIENCE, &format!("a COMMIT is cut, {cut:?}"), || self.commits.done());
+            }
+            Fault::Start(kind, fault) => {
+                self.instances[slot].take().expect("it runs").kill();
+                self.proxy.next(kind, fault);
+                self.start(slot);
+                support::eventually(PATIENCE, &format!("{fault:?} of {kind:?}"), || self.proxy.done());
             }
             Fault::Request(kind, fault) => {
                 self.proxy.next(kind, fault);
                 support::eventually(PATIENCE, &format!("{fault:?} of {kind:?}"), || self.proxy.done());
             }
         }
+    }
+
+    fn sleep(&self, slot: usize, long: Duration) {
+        let sleeper = self.instances[slot].as_ref().expect("it runs");
+        sleeper.signal(Signal::SIGSTOP);
+        pass(long);
+        sleeper.signal(Signal::SIGCONT);
     }
 
     /// Resident memory of each instance, in MB.
@@ -155,6 +231,19 @@ impl World<'_> {
         };
         self.instances.iter().flatten().map(resident).collect()
     }
+}
+
+/// Lets time pass in which a fault does its work.
+fn pass(long: Duration) {
+    let until = Instant::now() + long;
+    support::eventually(long + PATIENCE, "the time has passed", || Instant::now() >= until);
+}
+
+/// A function of the server called on every session but this one.
+fn others(function: &str) -> String {
+    format!(
+        "SELECT {function}(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
 }
 
 /// The same order for the same seed: every kind once before any comes again.
@@ -185,8 +274,11 @@ fn a_job_that_meets_every_kind_of_fault_loses_and_doubles_nothing() {
     let proxy = KafkaProxy::start();
     let cluster = support::private_cluster(&[("advertised.listeners", &format!("PLAINTEXT://{}", proxy.address))]);
     proxy.forward_to(&cluster.brokers);
-    let job = Job::new(&cluster, "soak", 4);
+    let mut job = Job::new(&cluster, "soak", 4);
     job.sql(TABLE);
+    let commits = Proxy::to(&cluster.database_url, Cut::After, 0);
+    job.database_url = commits.url(&cluster.database_url);
+    let job = job;
     let text = TOPOLOGY.replace("[kafka]\n", "transaction_timeout = \"4s\"\nsession_timeout = \"6s\"\n[kafka]\n");
     let file = job.file(&text);
     let mut report = String::new();
@@ -197,6 +289,7 @@ fn a_job_that_meets_every_kind_of_fault_loses_and_doubles_nothing() {
             file: file.clone(),
             cluster: &cluster,
             proxy: &proxy,
+            commits: &commits,
             instances: [None, None],
             rate: scale.rate,
         };
@@ -204,8 +297,7 @@ fn a_job_that_meets_every_kind_of_fault_loses_and_doubles_nothing() {
         world.start(1);
         support::eventually(CATCH_UP, "the job works", || world.caught_up());
         for (round, fault) in schedule(seed, scale.faults).into_iter().enumerate() {
-            let quiet_until = Instant::now() + scale.quiet;
-            support::eventually(PATIENCE, "quiet", || Instant::now() >= quiet_until);
+            pass(scale.quiet);
             let met = Instant::now();
             world.meet(fault, round);
             support::eventually(CATCH_UP, &format!("caught up after fault {round}, {fault:?}"), || world.caught_up());

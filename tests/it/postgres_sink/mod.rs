@@ -6,7 +6,7 @@ mod ledger;
 mod modes;
 mod preflight;
 mod progress;
-mod proxy;
+pub mod proxy;
 mod rows;
 mod server;
 mod types;

@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use semel::sink::postgres::Address;
@@ -19,32 +19,31 @@ pub enum Cut {
     Silent,
 }
 
-/// Forwards to `server`; the first `times` COMMITs that pass cut their connection.
+/// The cut that is to be made, and how often.
+type Rule = Mutex<(Cut, u32)>;
+
+/// Forwards to `server`; the next COMMITs that pass cut their connection.
 pub struct Proxy {
     pub address: SocketAddr,
-    left: Arc<AtomicU32>,
+    rule: Arc<Rule>,
 }
 
 impl Proxy {
-    pub fn start(server: SocketAddr, cut: Cut, times: u32) -> Proxy {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let left = Arc::new(AtomicU32::new(times));
-        let remaining = Arc::clone(&left);
-        thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                let Ok(server) = TcpStream::connect(server) else { continue };
-                let remaining = Arc::clone(&remaining);
-                thread::spawn(move || forward(client, server, cut, &remaining));
-            }
-        });
-        Proxy { address, left }
-    }
-
     /// A proxy before the server of a url.
     pub fn to(url: &str, cut: Cut, times: u32) -> Proxy {
         let server = ("127.0.0.1", port(url)).to_socket_addrs().unwrap().next().unwrap();
-        Proxy::start(server, cut, times)
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let rule = Arc::new(Mutex::new((cut, times)));
+        let shared = Arc::clone(&rule);
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let Ok(server) = TcpStream::connect(server) else { continue };
+                let rule = Arc::clone(&shared);
+                thread::spawn(move || forward(client, server, &rule));
+            }
+        });
+        Proxy { address, rule }
     }
 
     /// The url with this proxy in the place of its server.
@@ -53,9 +52,14 @@ impl Proxy {
         url.replace(&format!("127.0.0.1:{port}"), &here).replace(&format!("localhost:{port}"), &here)
     }
 
+    /// The next COMMIT meets this cut.
+    pub fn next(&self, cut: Cut) {
+        *self.rule.lock().unwrap() = (cut, 1);
+    }
+
     /// Whether all cuts were made.
     pub fn done(&self) -> bool {
-        self.left.load(Ordering::SeqCst) == 0
+        self.rule.lock().unwrap().1 == 0
     }
 }
 
@@ -63,7 +67,7 @@ fn port(url: &str) -> u16 {
     Address::parse(url, "x").unwrap().config.get_ports().first().copied().unwrap_or(5432)
 }
 
-fn forward(mut client: TcpStream, mut server: TcpStream, cut: Cut, left: &AtomicU32) {
+fn forward(mut client: TcpStream, mut server: TcpStream, rule: &Rule) {
     let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
     let commits = Arc::new(AtomicU32::new(0));
     let cutting = Arc::clone(&commits);
@@ -87,15 +91,15 @@ fn forward(mut client: TcpStream, mut server: TcpStream, cut: Cut, left: &Atomic
     let mut buffer = [0; 65536];
     while let Ok(n @ 1..) = client.read(&mut buffer) {
         let commit = buffer[..n].windows(7).any(|w| w == b"COMMIT\0");
-        let cuts = commit && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
-        if cuts && cut == Cut::Before {
-            break;
-        }
-        if cuts && cut == Cut::Silent {
-            silent.store(true, Ordering::SeqCst);
-            continue;
-        }
-        commits.fetch_add(u32::from(cuts), Ordering::SeqCst);
+        match if commit { cut(rule) } else { None } {
+            Some(Cut::Before) => break,
+            Some(Cut::Silent) => {
+                silent.store(true, Ordering::SeqCst);
+                continue;
+            }
+            Some(Cut::After) => commits.fetch_add(1, Ordering::SeqCst),
+            None => 0,
+        };
         if server.write_all(&buffer[..n]).is_err() {
             break;
         }
@@ -104,4 +108,12 @@ fn forward(mut client: TcpStream, mut server: TcpStream, cut: Cut, left: &Atomic
     if commits.load(Ordering::SeqCst) == 0 {
         let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
     }
+}
+
+/// What a COMMIT meets.
+fn cut(rule: &Rule) -> Option<Cut> {
+    let mut rule = rule.lock().unwrap();
+    let (cut, left) = *rule;
+    rule.1 = left.checked_sub(1)?;
+    Some(cut)
 }
