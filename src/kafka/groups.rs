@@ -9,7 +9,7 @@ use rdkafka::types::RDKafkaAdminOp as AdminOp;
 use super::client::Client;
 use super::error::{Error, Operation};
 use super::list;
-use super::request::{c_string, request};
+use super::request::{again, c_string, request};
 use crate::record::TopicPartition;
 
 /// A consumer group. One that nobody is in has no members.
@@ -31,7 +31,12 @@ pub struct Member {
     pub partitions: Vec<TopicPartition>,
 }
 
+/// The broker makes the topic of positions, and so its coordinators, when somebody first asks: asked until then.
 pub(super) fn describe(client: &Client, group: &str, timeout: Duration) -> Result<Group, Error> {
+    again(timeout, |left| describe_once(client, group, left))
+}
+
+fn describe_once(client: &Client, group: &str, timeout: Duration) -> Result<Group, Error> {
     let operation = Operation::Admin("describing a group");
     let name = c_string(operation, group)?;
     let answer =
@@ -61,7 +66,8 @@ unsafe fn read(operation: Operation, group: *const rd::rd_kafka_ConsumerGroupDes
     unsafe {
         let error = rd::rd_kafka_ConsumerGroupDescription_error(group);
         if !error.is_null() {
-            let error = Error::borrowed(operation, error);
+            // Its own text names the request and not always an error.
+            let error = Error::of_code(operation, Error::borrowed(operation, error).code());
             // A group that never was has no members either.
             return if error.is_unknown_group() { Ok(Group::default()) } else { Err(error) };
         }

@@ -96,10 +96,15 @@ pub(super) fn question(
     timeout: Duration,
     mut send: impl FnMut(&Options, *mut rd::rd_kafka_queue_t),
 ) -> Result<Event, Error> {
+    again(timeout, |left| request(client, operation, native, left, &mut send))
+}
+
+/// Asks until there is an answer or an error that does not go by itself, for as long as `timeout` lasts.
+pub(super) fn again<T>(timeout: Duration, mut ask: impl FnMut(Duration) -> Result<T, Error>) -> Result<T, Error> {
     let deadline = Instant::now() + timeout;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        match request(client, operation, native, left, &mut send) {
+        match ask(left) {
             Err(error) if error.code().is_transient() && left > AGAIN => thread::sleep(AGAIN),
             answer => return answer,
         }

@@ -87,6 +87,16 @@ fn sums_of_a_ledger_are_exact_through_kills_and_second_sends() {
     let report = job.drain(&again);
     assert_eq!(report["stages"][0]["duplicates"].as_u64(), Some(count), "{report}");
     assert_eq!(job.sql(sums), balances(count));
+
+    // Whoever goes back is told how far the ledger remembers.
+    let args = ["reset", again.to_str().unwrap(), "--to", "earliest"];
+    // The last run is a member for as long as its session.
+    support::eventually(PATIENCE, "the reset warns", || {
+        let command = job.semel(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let message = String::from_utf8_lossy(&wait_with_output(command).stderr).into_owned();
+        assert!(message.contains("somebody") || message.contains("nothing was changed"), "{message}");
+        message.contains("warning: the ledger") && message.contains("forgets an event after 3d")
+    });
 }
 
 #[test]

@@ -16,4 +16,5 @@ mod records;
 mod refusals;
 mod requests;
 mod reset;
+mod rows;
 mod soak;

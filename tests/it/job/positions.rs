@@ -1,5 +1,7 @@
 //! Positions: next offset to read, never redone, never outside the log without a word.
 
+use std::collections::BTreeMap;
+
 use semel::kafka::Isolation;
 use semel::record::Position;
 
@@ -136,4 +138,41 @@ fn lag_reads_zero_behind_transaction_markers() {
     let positions: Vec<i64> = job.positions(&group, "out").into_iter().map(|p| p.unwrap_or(0)).collect();
     assert_eq!(positions, job.ends("out", Isolation::ReadUncommitted));
     assert_eq!(job.read("end").len(), 3);
+}
+
+/// Cases S10 and 37: holes of compaction are stepped over, and a topic that ends in a marker is read once.
+#[test]
+fn holes_of_compaction_and_markers_at_the_end_are_stepped_over() {
+    if !support::online("a compacted source") {
+        return;
+    }
+    let cluster = support::private_cluster(&[("log.cleaner.backoff.ms", "100")]);
+    let job = Job::new(&cluster, "holes", 1);
+    let config = [("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "0.01"), ("segment.ms", "100")];
+    let config: BTreeMap<String, String> = config.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    job.admin.delete_topics(&[&job.topic("in")]).unwrap();
+    job.admin.create_topic(&job.topic("in"), 1, 1, &config).unwrap();
+    let send = |from: u32| {
+        let keys: Vec<String> = (from..from + 50).map(|i| format!("k{}", i % 5)).collect();
+        job.produce("in", keys.iter().map(|key| Record { key: Some(key.as_bytes()), ..value(r#"{"keep":true}"#) }));
+    };
+    send(0);
+    // A segment is rolled by what comes after its time, and only then cleaned.
+    support::eventually(PATIENCE, "the log has holes", || {
+        send(0);
+        (job.read("in").len() as i64) < job.ends("in", Isolation::ReadCommitted)[0] - 100
+    });
+    let first = job.file(PASS);
+    let (before, report) = (job.read("in").len(), job.drain(&first));
+    let read = report["stages"][0]["in"].as_u64().unwrap() as usize;
+    assert!(read <= before && read >= 5, "{read} of {before}");
+    assert_eq!(job.read("out").len(), read);
+    assert_eq!(job.positions(&job.name, "in"), [Some(job.ends("in", Isolation::ReadCommitted)[0])]);
+
+    let text = PASS.replace("name = \"NAME\"", "name = \"NAME-two\"");
+    let second = job.file(&text.replace("NAME.out", "NAME.end").replace("NAME.in", "NAME.out"));
+    for _ in 0..5 {
+        job.drain(&second);
+        assert_eq!(job.read("end").len(), read);
+    }
 }

@@ -1,9 +1,10 @@
 //! What cannot work is refused at once: one clear message, the right exit status.
 
+use std::collections::BTreeMap;
 use std::process::{Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::harness::{Job, wait_with_output};
+use super::harness::{Job, Record, wait_with_output};
 use super::kill::{TABLE, TOPOLOGY};
 use crate::support;
 
@@ -13,7 +14,7 @@ fn run(job: &Job, text: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {
     command.envs(env.iter().copied());
     let started = Instant::now();
     let output: Output = wait_with_output(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
-    assert!(started.elapsed() < Duration::from_secs(12), "took {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(15), "took {:?}", started.elapsed());
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!message.contains("panicked"), "{message}");
     (output.status.code(), message)
@@ -130,4 +131,80 @@ fn a_sink_that_can_take_no_write_is_refused() {
     let (code, message) = run(&job, &text, &[]);
     assert_eq!(code, Some(2), "{message}");
     assert!(message.contains("min.insync.replicas"), "{message}");
+}
+
+/// Case 38: a broker with the default of three replicas for its offsets, alone, has no group coordinator at all.
+#[test]
+fn a_group_without_a_coordinator_is_said_and_exits_3() {
+    if !support::online("no group coordinator") {
+        return;
+    }
+    let cluster = support::private_cluster(&[("offsets.topic.replication.factor", "3")]);
+    let job = Job::new(&cluster, "headless", 1);
+    job.sql(TABLE);
+    let (code, message) = run(&job, TOPOLOGY, &[]);
+    assert_eq!(code, Some(3), "{message}");
+    assert!(message.contains("offsets.topic.replication.factor"), "{message}");
+}
+
+#[test]
+fn sessions_longer_than_the_clients_own_limit_of_a_poll_work() {
+    let Some(cluster) = support::broker("a session of seven minutes") else { return };
+    let job = Job::new(cluster, "patient", 1);
+    job.sql(TABLE);
+    job.drain(&job.file(&TOPOLOGY.replace("[kafka]\n", "session_timeout = \"7m\"\n[kafka]\n")));
+}
+
+/// A topic that somebody made beforehand, with the broker's defaults: records from the future are over its limit.
+#[test]
+fn a_dead_letter_topic_made_by_hand_takes_every_letter_and_a_compacted_one_is_refused() {
+    let Some(cluster) = support::broker("a dead-letter topic made by hand") else { return };
+    let job = Job::new(cluster, "by-hand", 1);
+    job.sql(TABLE);
+    let letters = job.topic("dead-letters");
+    let compact = BTreeMap::from([("cleanup.policy".to_owned(), "compact".to_owned())]);
+    job.admin.create_topic(&letters, 1, 1, &compact).unwrap();
+    let (code, message) = run(&job, TOPOLOGY, &[]);
+    assert_eq!(code, Some(2), "{message}");
+    assert!(message.contains(&letters) && message.contains("cleanup.policy"), "{message}");
+
+    job.admin.delete_topics(&[&letters]).unwrap();
+    job.admin.create_topic(&letters, 1, 1, &BTreeMap::new()).unwrap();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64;
+    let input = BTreeMap::from([("message.timestamp.after.max.ms".to_owned(), i64::MAX.to_string())]);
+    job.admin.delete_topics(&[&job.topic("in")]).unwrap();
+    job.admin.create_topic(&job.topic("in"), 1, 1, &input).unwrap();
+    let tomorrow = Some(now + 86_400_000);
+    job.produce("in", [Record { value: Some(b"poison"), timestamp: tomorrow, ..Record::default() }]);
+    let (code, message) = run(&job, TOPOLOGY, &[]);
+    assert_eq!(code, Some(0), "{message}");
+    assert!(message.contains("retention.ms = -1"), "{message}");
+    let letters = job.read("dead-letters");
+    assert_eq!(letters.len(), 1);
+    assert!(letters[0].timestamp.is_some_and(|at| at >= now && Some(at) < tomorrow), "{letters:?}");
+}
+
+/// Case 16: what is older than an output topic keeps would be gone soon after it is written.
+#[test]
+fn check_online_compares_how_long_inputs_and_outputs_are_kept() {
+    let Some(cluster) = support::broker("check --online of retention") else { return };
+    let job = Job::new(cluster, "kept", 1);
+    job.sql(TABLE);
+    let keep = |ms: &str| BTreeMap::from([("retention.ms".to_owned(), ms.to_owned())]);
+    job.admin.delete_topics(&[&job.topic("in")]).unwrap();
+    job.admin.create_topic(&job.topic("in"), 1, 1, &keep("-1")).unwrap();
+    let warnings = |output: &str| {
+        job.admin.create_topic(&job.topic("out"), 4, 1, &keep(output)).unwrap();
+        let file = job.file(TOPOLOGY);
+        let args = ["check", file.to_str().unwrap(), "--online", "--json"];
+        let output = wait_with_output(job.semel(&args).stdout(Stdio::piped()).spawn().unwrap());
+        job.admin.delete_topics(&[&job.topic("out")]).unwrap();
+        let findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+        let warnings = findings.into_iter().filter(|f| f["severity"] == "warning");
+        warnings.map(|f| format!("{}: {}", f["code"].as_str().unwrap(), f["message"])).collect::<Vec<_>>()
+    };
+    let short = warnings("604800000");
+    assert_eq!(short.len(), 1, "{short:?}");
+    assert!(short[0].starts_with("retention: ") && short[0].contains("for 7d after its own time"), "{short:?}");
+    assert_eq!(warnings("-1"), [""; 0]);
 }
