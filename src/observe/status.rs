@@ -19,6 +19,24 @@ impl Counter {
     }
 }
 
+/// A number that rises and falls.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::SeqCst);
+    }
+
+    pub fn sub(&self, n: u64) {
+        self.0.fetch_sub(n, Ordering::SeqCst);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
 /// Counters of one stage, shared by its workers.
 #[derive(Debug, Default)]
 pub struct StageStatus {
@@ -33,6 +51,8 @@ pub struct StageStatus {
     pub skipped: Counter,
     /// Outputs that could not be delivered under at-most-once.
     pub lost: Counter,
+    /// Outputs under at-most-once whose positions go first, and that no broker has acknowledged yet.
+    pub owed: Gauge,
     pub commits: Counter,
     /// Microseconds from a seal to its acknowledged commit, summed over commits.
     pub commit_us: Counter,

@@ -202,7 +202,7 @@ fn watch(
             return Ok(());
         }
         if let Some(drain) = &mut drain
-            && drain.is_done(admin)?
+            && drain.is_done(admin, |stage| running[stage].status.owed.get())?
         {
             return Ok(());
         }

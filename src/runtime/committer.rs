@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::RecvTimeoutError;
+
 use crate::chunk::{Chunk, Target};
 use crate::commit::metadata::TopicIds;
 use crate::commit::progress::Sealed;
@@ -18,6 +20,10 @@ use crate::topology::spec::Guarantee;
 /// Blocking calls return after this long at most, so that a deadline is seen.
 const SLICE: Duration = Duration::from_secs(1);
 const REBUILD_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How long outputs that follow their positions wait for more before they are flushed.
+const FOLLOW_UP: Duration = Duration::from_millis(5);
+/// Of what is under way when the job ends.
+const LAST_FLUSH: Duration = Duration::from_secs(5);
 /// A broker that answers nothing for this long at start is reported with the usual causes.
 const INIT_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -112,6 +118,8 @@ pub struct Committer {
     outputs: Chunk,
     /// Outputs of the held chunk that are produced already: a full queue resumes here.
     produced: usize,
+    /// Outputs under at-most-once that were taken and are not known to be delivered.
+    taken: u64,
     sealed: Option<(Sealed, Instant)>,
     stop_reason: Option<Error>,
 }
@@ -135,6 +143,7 @@ impl Committer {
             started: Instant::now(),
             outputs: Chunk::default(),
             produced: 0,
+            taken: 0,
             sealed: None,
             stop_reason: None,
         })
@@ -146,10 +155,12 @@ impl Committer {
         loop {
             let event = match effect {
                 Effect::End => {
+                    self.last_flush();
                     let _ = self.link.messages.send(ToWorker::Closed);
                     return;
                 }
                 Effect::Stop(exit) => {
+                    self.last_flush();
                     let _ = self.link.messages.send(ToWorker::Failed(self.failure(exit)));
                     return;
                 }
@@ -209,19 +220,32 @@ impl Committer {
     }
 
     fn receive(&mut self) -> Work {
-        match self.link.work.recv() {
-            Ok(ToCommitter::Outputs { epoch, chunk }) => {
+        // Nobody may come for long: what follows its positions is not left under way meanwhile.
+        let work = loop {
+            if self.taken == 0 {
+                break self.link.work.recv().ok();
+            }
+            match self.link.work.recv_timeout(FOLLOW_UP) {
+                Err(RecvTimeoutError::Timeout) => drop(self.flush(Side::A)),
+                work => break work.ok(),
+            }
+        };
+        match work {
+            Some(ToCommitter::Outputs { epoch, chunk }) => {
+                if self.options.guarantee == Guarantee::AtMostOnce {
+                    self.taken += chunk.len() as u64;
+                }
                 self.outputs = chunk;
                 self.produced = 0;
                 Work::Outputs { epoch }
             }
-            Ok(ToCommitter::Seal { sealed, at }) => {
+            Some(ToCommitter::Seal { sealed, at }) => {
                 let epoch = sealed.epoch;
                 self.sealed = Some((sealed, at));
                 Work::Seal { epoch }
             }
-            Ok(ToCommitter::Abandon { epoch }) => Work::Abandon { epoch },
-            Ok(ToCommitter::Close) | Err(_) => Work::Close,
+            Some(ToCommitter::Abandon { epoch }) => Work::Abandon { epoch },
+            Some(ToCommitter::Close) | None => Work::Close,
         }
     }
 
@@ -310,8 +334,29 @@ impl Committer {
         // delivery's own; without a transaction nothing else would tell.
         match producer.fatal().map(|error| (error, 1)).or_else(|| producer.count_failed_deliveries()) {
             Some((error, count)) if !self.may_lose(&error, count) => self.undelivered(error),
-            _ => Event::Done,
+            _ => {
+                self.paid();
+                Event::Done
+            }
         }
+    }
+
+    /// Every output that was taken so far is delivered or counted as lost.
+    fn paid(&mut self) {
+        self.link.owed().sub(self.taken);
+        self.status.owed.sub(self.taken);
+        self.taken = 0;
+    }
+
+    /// The end under at-most-once: positions are committed, and nobody sends these outputs again. Blocks for
+    /// [`LAST_FLUSH`] at most.
+    fn last_flush(&mut self) {
+        let deadline = Instant::now() + LAST_FLUSH;
+        while self.taken > 0 && Instant::now() < deadline {
+            self.flush(Side::A);
+        }
+        let unacknowledged = self.producers.iter().map(Producer::in_flight).sum::<usize>();
+        self.lose(unacknowledged as u64, &"the job stops");
     }
 
     /// The client has given a record up: trying again brings nothing, whatever the code says of its kind.
@@ -334,6 +379,7 @@ impl Committer {
         if let Some((error, count)) = producer.count_failed_deliveries() {
             self.lose(count, &error);
         }
+        self.paid();
         Ok(())
     }
 

@@ -14,6 +14,11 @@ pub struct Kept {
 }
 
 impl Kept {
+    /// Records held.
+    pub fn len(&self) -> usize {
+        self.offsets.len()
+    }
+
     /// Copies a record.
     pub fn push(&mut self, input: &Input<'_>) {
         let topic = match self.topics.iter().position(|topic| **topic == *input.topic) {

@@ -11,6 +11,7 @@ use crate::chunk::Chunk;
 use crate::commit::progress::{BatchId, Sealed};
 use crate::commit::{Cause, Epoch};
 use crate::error::Failure;
+use crate::observe::status::Gauge;
 
 /// From a worker to its committer.
 #[derive(Debug)]
@@ -42,6 +43,8 @@ struct Shared {
     /// Highest epoch given up, plus one; 0 is none.
     dead: AtomicU64,
     bytes: AtomicUsize,
+    /// The worker's part of [`StageStatus::owed`](crate::observe::status::StageStatus).
+    owed: Gauge,
     closed: AtomicBool,
 }
 
@@ -91,6 +94,11 @@ impl WorkerEnd {
         let _ = self.work.send(ToCommitter::Close);
     }
 
+    /// Outputs whose positions are committed before them, and that are not acknowledged.
+    pub fn owed(&self) -> &Gauge {
+        &self.shared.owed
+    }
+
     /// Bytes handed over that are not produced yet.
     pub fn bytes(&self) -> usize {
         self.shared.bytes.load(Ordering::Relaxed)
@@ -106,6 +114,11 @@ impl CommitterEnd {
     /// Whether the worker is gone: nobody waits for producers that have to be made anew.
     pub fn is_closed(&self) -> bool {
         self.shared.closed.load(Ordering::SeqCst)
+    }
+
+    /// [`WorkerEnd::owed`]
+    pub fn owed(&self) -> &Gauge {
+        &self.shared.owed
     }
 
     /// Gives a chunk's buffer back.

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 
 use uuid::Uuid;
 
-use crate::commit::metadata::{topic_id_of, topic_id_text};
+use crate::commit::metadata::{is_copy, topic_id_of, topic_id_text};
 use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, Group, Member};
-use crate::record::TopicPartition;
+use crate::record::{Position, TopicPartition};
 use crate::runtime::app::keeps_positions;
 use crate::runtime::job_topic::{JobTopic, Memory, Note};
 use crate::runtime::preflight::{StageTopics, asked};
@@ -30,6 +30,24 @@ pub fn lost(partition: &TopicPartition, group: &str, file: &str) -> String {
     format!(
         "group {group} has no position in {partition} any more, although it was started: positions expire when nobody \
          is in the group for offsets.retention.minutes. Where to go on is not guessed; semel reset {file} sets it"
+    )
+}
+
+/// The group's position is a copy of one that the stage's database keeps, but the file says that Kafka keeps them.
+pub fn copied(partition: &TopicPartition, group: &str, file: &str) -> String {
+    format!(
+        "the position of {partition} in group {group} is a copy: the sink's database keeps the true one, and \
+         progress = \"kafka\" would go on from the copy. With progress = \"postgres\", semel reset {file} --to latest \
+         --json prints the positions and sets none; semel reset {file} --to FILE sets them with progress = \"kafka\""
+    )
+}
+
+/// Kafka and the database kept positions in turn, and do not say the same.
+pub fn disagree(partition: &TopicPartition, group: &str, kafka: Position, database: Position, file: &str) -> String {
+    format!(
+        "the position of {partition} is {kafka} in group {group}, which was set while Kafka kept it, and {database} in \
+         semel.sink_offsets: the rows of one of them would be written twice or not at all. Nothing was read; semel \
+         reset {file} sets the position in both"
     )
 }
 
@@ -91,12 +109,16 @@ pub fn check(
             let started = memory.started(&stage.name, &partition);
             let known = commit.as_ref().and_then(|(_, metadata)| topic_id_of(metadata)).or(started);
             let file = &plan.topology.file;
+            let kept_here = keeps_positions(plan, stage).is_none();
+            if kept_here && commit.as_ref().is_some_and(|(_, metadata)| is_copy(metadata)) {
+                problems.insert(copied(&partition, &stage.group, file));
+            }
             match (known, commit) {
                 (Some(known), _) if known != id => {
                     problems.insert(recreated(&partition.topic, known, id, &stage.group, file));
                 }
                 // The database knows the position; where it does not, the claim says so.
-                (_, None) if started.is_some() && keeps_positions(plan, stage).is_none() => {
+                (_, None) if started.is_some() && kept_here => {
                     problems.insert(lost(&partition, &stage.group, file));
                 }
                 (_, Some(_)) if started.is_none() => notes.push(Note::started(&stage.name, &partition, id)),

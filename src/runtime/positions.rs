@@ -125,6 +125,9 @@ impl Positions {
             };
             let started = || memory.as_ref().is_some_and(|memory| memory.started(&self.stage, &partition).is_some());
             let (at, had) = match position {
+                Some((_, true)) if self.store.is_none() => {
+                    return Err(Failure::stopped(past::copied(&partition, &self.group, &self.file)));
+                }
                 Some((position, copy)) => (Some(position), copy),
                 None if memory.is_none() => (None, false),
                 None if started() && self.store.is_none() => {
@@ -133,14 +136,15 @@ impl Positions {
                 None => (found.take(self.start(&admin, &partition, low, high))?, started()),
             };
             // Where the database keeps the position, the group gets a copy that says so.
-            let fresh = position.is_none_or(|(_, copy)| self.store.is_some() && !copy);
+            let own = self.store.is_some() && position.is_some_and(|(_, copy)| !copy);
+            let fresh = position.is_none() || own;
             match at {
-                Some(at) => places.push(Place { partition, at, fresh, had, low, high }),
+                Some(at) => places.push(Place { partition, at, own, fresh, had, low, high }),
                 None => found.unstable.push(partition),
             }
         }
         if let Some(store) = &self.store {
-            places = claimed(store, places, &mut found)?;
+            places = self.claimed(store, places, &mut found)?;
         }
         for Place { partition, at, fresh, low, high, .. } in places {
             if at < low || at > high {
@@ -201,6 +205,36 @@ impl Positions {
         }
     }
 
+    /// Takes partitions over in the database, which knows where they are.
+    fn claimed(&self, store: &Store, places: Vec<Place>, found: &mut Found) -> Result<Vec<Place>, Failure> {
+        let seed =
+            |Place { partition, at, had, .. }: &Place| Seed { partition: partition.clone(), position: *at, had: *had };
+        let seeds: Vec<_> = places.iter().map(seed).collect();
+        if seeds.is_empty() {
+            return Ok(places);
+        }
+        let claims = match store.claim(&seeds)? {
+            Ok(claims) => claims,
+            Err(why) => {
+                found.why = Some(why);
+                found.unstable.extend(seeds.into_iter().map(|seed| seed.partition));
+                return Ok(Vec::new());
+            }
+        };
+        let claim = |partition: &TopicPartition| claims.iter().find(|claim| claim.partition == *partition);
+        let place = |place: Place| {
+            let Claim { position, .. } = claim(&place.partition)?;
+            if place.own && place.at != *position {
+                let text = past::disagree(&place.partition, &self.group, place.at, *position, &self.file);
+                return Some(Err(Failure::stopped(text)));
+            }
+            // The group gets the position with the next commit, which also carries letters that a former owner left.
+            let fresh = place.fresh || place.at != *position || store.has_letters(&place.partition);
+            Some(Ok(Place { at: *position, fresh, ..place }))
+        };
+        places.into_iter().filter_map(place).collect()
+    }
+
     fn outside(&self, partition: &TopicPartition, position: Position, low: Position, high: Position) -> Failure {
         Failure::stopped(format!(
             "the position of {partition} in group {} is {position}, but the log holds offsets {low} to {high}: records \
@@ -215,37 +249,13 @@ impl Positions {
 struct Place {
     partition: TopicPartition,
     at: Position,
+    /// The group's own position, of a time when Kafka kept them, or as a reset set it.
+    own: bool,
     fresh: bool,
     /// The database had it.
     had: bool,
     low: Position,
     high: Position,
-}
-
-/// Takes partitions over in the database, which knows where they are.
-fn claimed(store: &Store, places: Vec<Place>, found: &mut Found) -> Result<Vec<Place>, Failure> {
-    let seed =
-        |Place { partition, at, had, .. }: &Place| Seed { partition: partition.clone(), position: *at, had: *had };
-    let seeds: Vec<_> = places.iter().map(seed).collect();
-    if seeds.is_empty() {
-        return Ok(places);
-    }
-    let claims = match store.claim(&seeds)? {
-        Ok(claims) => claims,
-        Err(why) => {
-            found.why = Some(why);
-            found.unstable.extend(seeds.into_iter().map(|seed| seed.partition));
-            return Ok(Vec::new());
-        }
-    };
-    let claim = |partition: &TopicPartition| claims.iter().find(|claim| claim.partition == *partition);
-    let place = |place: Place| {
-        let Claim { position, .. } = claim(&place.partition)?;
-        // The group gets the position with the next commit, which also carries letters that a former owner left.
-        let fresh = place.fresh || place.at != *position || store.has_letters(&place.partition);
-        Some(Place { at: *position, fresh, ..place })
-    };
-    Ok(places.into_iter().filter_map(place).collect())
 }
 
 /// The ends of the log, without the partitions that do not tell them.

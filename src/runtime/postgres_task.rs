@@ -329,6 +329,10 @@ impl Task for PostgresTask {
         }
     }
 
+    fn held(&self) -> u64 {
+        self.kept.len() as u64 + self.flying.iter().flatten().map(|kept| kept.len() as u64).sum::<u64>()
+    }
+
     fn abandon(&mut self) {
         self.batch.clear();
         self.kept.clear();

@@ -111,29 +111,27 @@ impl<'a> Reset<'a> {
 
     /// Commits the new positions and has the job's topic remember that they are meant. Blocks.
     pub fn carry_out(&self, connection: &Connection, admin: &Arc<Admin>) -> Result<(), Failure> {
-        // First: the copy of a position that is gone is refused by the next run, should this one end in between.
         for stage in &self.plan.stages {
-            let of_stage = self.changes.iter().filter(|change| change.stage == stage.name);
-            let partitions: Vec<TopicPartition> = of_stage.map(|change| change.partition.clone()).collect();
-            if partitions.is_empty() {
-                continue;
-            }
-            if let Some(store) = store(self.plan, stage)? {
-                reached(&stage.name, store.forget(&partitions))?;
-            }
-        }
-        let groups: BTreeSet<&str> = self.changes.iter().map(|change| change.group.as_str()).collect();
-        for group in groups {
             let ids = TopicIds::default();
             let mut positions = Vec::new();
-            for change in self.changes.iter().filter(|change| change.group == group) {
+            for change in self.changes.iter().filter(|change| change.stage == stage.name) {
                 ids.set(&change.partition.topic, change.topic_id);
                 positions.push((change.partition.clone(), change.to));
             }
-            let failed = |e| asked(&e, &format!("cannot set the positions of group {group}"));
+            if positions.is_empty() {
+                continue;
+            }
+            // A job may have been started since the look.
+            nobody_in(stage, admin)?;
+            let failed = |e| asked(&e, &format!("cannot set the positions of group {}", stage.group));
             // It never joins, and the broker takes positions from outside only where nobody is in the group.
-            let consumer = Consumer::new(connection, &ConsumerOptions::new(group)).map_err(failed)?;
+            let consumer = Consumer::new(connection, &ConsumerOptions::new(&stage.group)).map_err(failed)?;
             consumer.commit(&positions, &ids, WAIT).map_err(failed)?;
+            // Then those in the database: should this end in between, the two disagree, and no run goes on from either.
+            if let Some(store) = store(self.plan, stage)? {
+                let partitions: Vec<TopicPartition> = positions.into_iter().map(|(partition, _)| partition).collect();
+                reached(&stage.name, store.forget(&partitions))?;
+            }
         }
         JobTopic::open(self.plan, connection, admin)?.remember(&self.notes())
     }

@@ -69,6 +69,11 @@ pub trait Task: Send {
     /// The positions of a sealed batch were committed.
     fn committed(&mut self, _batch: BatchId) {}
 
+    /// Records that were taken and whose effects are not through, where [`settle`](Task::settle) brings these about.
+    fn held(&self) -> u64 {
+        0
+    }
+
     /// Forgets what was taken and has no effect yet: the records come again.
     fn abandon(&mut self) {}
 

@@ -91,6 +91,7 @@ impl Worker {
             progress: Progress::default(),
             phase: Phase::Running,
             chunk: Chunk::default(),
+            owing: 0,
             spare: Vec::new(),
             opened: None,
             waiting: Vec::new(),
@@ -142,7 +143,7 @@ impl Worker {
             if !matches!(self.state.phase, Phase::Running | Phase::Sealing) || self.state.task.is_fenced() {
                 return Ok(());
             }
-            if self.state.settle(Duration::from_millis(5))? && self.state.progress.in_flight() == 0 {
+            if self.state.settle(Duration::from_millis(5))? && self.state.is_through() {
                 return Ok(());
             }
             self.serve(Duration::from_millis(5))?;
@@ -409,7 +410,7 @@ impl Worker {
                 return Ok(false);
             }
             let settled = self.state.settle(Duration::from_millis(5))?;
-            if settled && self.state.progress.in_flight() == 0 {
+            if settled && self.state.is_through() {
                 return Ok(true);
             }
             if Instant::now() >= deadline {
@@ -472,7 +473,16 @@ impl Worker {
         let found = self.state.positions.find(&self.consumer, &partitions, Duration::from_secs(1))?;
         if !found.unstable.is_empty() {
             self.state.say_unstable(&found);
-            return self.serve(IDLE_WAIT);
+            if found.known.is_empty() {
+                return self.serve(IDLE_WAIT);
+            }
+            // One whose leader is away holds up no other.
+            if let Err(error) = self.consumer.hold_back(&found.unstable) {
+                return self.reported(error);
+            }
+            self.state.progress.unassign(&found.unstable);
+            self.state.task.unassigned(&found.unstable);
+            self.state.waiting.extend(found.unstable.iter().cloned());
         }
         self.settle_in(found);
         self.state.phase = Phase::Running;

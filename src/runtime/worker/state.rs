@@ -57,6 +57,8 @@ pub(super) struct State {
     pub(super) progress: Progress,
     pub(super) phase: Phase,
     pub(super) chunk: Chunk,
+    /// Outputs of the chunk that are counted as owed.
+    pub(super) owing: u64,
     pub(super) spare: Vec<Chunk>,
     pub(super) opened: Option<Instant>,
     /// Assigned, but their positions are not stable yet.
@@ -170,6 +172,10 @@ impl State {
         if self.chunk.is_empty() {
             return;
         }
+        if self.positions_first() {
+            self.owe();
+            self.owing = 0;
+        }
         let next = self.spare.pop().unwrap_or_default();
         let chunk = std::mem::replace(&mut self.chunk, next);
         self.link.outputs(self.progress.epoch(), chunk);
@@ -193,10 +199,21 @@ impl State {
     }
 
     fn seal(&mut self) {
+        if self.positions_first() {
+            self.owe();
+        }
         if let Some(sealed) = self.progress.seal() {
             self.task.sealed(sealed.batch);
             let _ = self.link.work.send(ToCommitter::Seal { sealed, at: Instant::now() });
         }
+    }
+
+    /// Counts the open outputs, before their positions are committed.
+    fn owe(&mut self) {
+        let more = self.chunk.len() as u64 - self.owing;
+        self.owing += more;
+        self.link.owed().add(more);
+        self.status.owed.add(more);
     }
 
     fn positions_first(&self) -> bool {
@@ -206,6 +223,11 @@ impl State {
     /// Whether the batch that ends waits for its positions to be committed.
     pub(super) fn awaits_commit(&self) -> bool {
         self.positions_first() && self.progress.in_flight() > 0
+    }
+
+    /// Whether nothing of what was sealed is under way: no positions, and no outputs that follow theirs.
+    pub(super) fn is_through(&self) -> bool {
+        self.progress.in_flight() == 0 && self.link.owed().get() == 0
     }
 
     /// Whether outputs may go to the committer while the batch is open.
@@ -224,6 +246,17 @@ impl State {
     }
 
     pub(super) fn give_up_epoch(&mut self) -> Epoch {
+        // Positions that were committed first stay: nothing of these comes again.
+        if self.positions_first() && !self.progress.is_open() && self.progress.in_flight() == 0 {
+            let lost = self.chunk.len() as u64 + self.task.held();
+            if lost > 0 {
+                self.status.lost.add(lost);
+                tracing::warn!(worker = self.options.name, lost, "given up after their positions (at-most-once)");
+            }
+        }
+        self.link.owed().sub(self.owing);
+        self.status.owed.sub(self.owing);
+        self.owing = 0;
         self.chunk.clear();
         self.opened = None;
         self.last = None;

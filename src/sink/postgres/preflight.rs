@@ -16,7 +16,7 @@ use super::sql::Statements;
 use super::transaction::Transaction;
 use super::write::dry_run;
 use crate::error::{Exit, Failure};
-use crate::topology::spec::{Mode, NodeId, NodeKind, PostgresSink, Progress, Topology};
+use crate::topology::spec::{Guarantee, Mode, NodeId, NodeKind, PostgresSink, Progress, Topology};
 
 /// A sink whose database and table were found fit.
 #[derive(Clone, Debug)]
@@ -40,7 +40,9 @@ pub fn preflight(topology: &Topology, sink: NodeId, group: &str) -> Result<Check
     let node = &topology.nodes[sink.0];
     let NodeKind::PostgresSink(spec) = &node.kind else { panic!("{} is no Postgres sink", node.name) };
     let timed = topology.sources_of(sink).all(|source| source.event_time.is_some());
-    let subject = Subject { node: &node.name, sink: spec, timed, samples: samples(topology, sink) };
+    let once = spec.dedupe.is_some() || spec.progress == Progress::Postgres;
+    let comes_again = !once && topology.guarantee != Guarantee::AtMostOnce;
+    let subject = Subject { node: &node.name, sink: spec, timed, comes_again, samples: samples(topology, sink) };
     let refused = |message: String| Failure::refused(format!("sink {}: {message}", node.name));
     let address = Address::parse(&spec.url, group).map_err(refused)?;
 
@@ -70,6 +72,8 @@ pub(super) struct Subject<'a> {
     pub(super) sink: &'a PostgresSink,
     /// All sources declare the time of their events, so that ids have one.
     pub(super) timed: bool,
+    /// A crash may deliver a record again, and nothing tells that it was there before.
+    pub(super) comes_again: bool,
     samples: Vec<Sample>,
 }
 

@@ -64,8 +64,9 @@ impl Subject<'_> {
         if deletes && sink.deleted.is_none() {
             problem("deletes need a boolean column, named by `deleted`".into());
         }
-        if sink.mode != Mode::Insert {
-            self.key_problems(table, &mut problem);
+        match sink.mode {
+            Mode::Insert => self.insert_problems(table, &mut problem),
+            Mode::Upsert | Mode::Add | Mode::Update => self.key_problems(table, &mut problem),
         }
         problems
     }
@@ -150,6 +151,22 @@ impl Subject<'_> {
             problem(format!(
                 "no right to {rights} column {name}; GRANT {rights} ON {} TO the user of the url",
                 sink.table
+            ));
+        }
+    }
+
+    /// Rows that a crash delivers again would be refused, and each become a dead letter of a row that is there.
+    fn insert_problems(&self, table: &Table, problem: &mut impl FnMut(String)) {
+        if !self.comes_again {
+            return;
+        }
+        let written = |column: &String| table.column(column).is_some_and(|column| self.written(column));
+        if let Some(index) = table.unique.iter().find(|index| index.columns.iter().any(written)) {
+            problem(format!(
+                "mode = \"insert\" may insert a row again after a crash, which the unique index {} refuses; tell events \
+                 apart (dedupe = {{ table = \"processed_events\", retention = \"14d\" }}), or keep positions beside the \
+                 rows (progress = \"postgres\"), or use mode = \"upsert\"",
+                index.name
             ));
         }
     }

@@ -3,10 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use semel::kafka::Isolation;
+use semel::runtime::app;
+use semel::runtime::reset::{Reset, To};
+use semel::topology::plan::Plan;
 
 use super::harness::{Job, Load, PATIENCE, Record, wait_with_output};
 use crate::support;
@@ -305,6 +309,86 @@ fn a_stage_goes_on_from_the_database_when_the_group_has_forgotten_its_copy() {
     forget(&job, &group);
     job.sql(&format!("DELETE FROM semel.sink_offsets WHERE stage = '{group}'"));
     assert_eq!(job.run_drain(&file).status.code(), Some(5));
+}
+
+/// Whoever changes where positions are kept takes them along, or is refused: neither place goes on from the other's past.
+#[test]
+fn positions_that_were_kept_in_both_places_in_turn_are_not_mixed_up() {
+    let Some(job) = job("in-turn") else { return };
+    job.sql("CREATE TABLE THE_TABLE_seen (event_id uuid PRIMARY KEY, seen_at timestamptz NOT NULL DEFAULT now())");
+    let in_kafka =
+        TOPOLOGY.replace("progress = \"postgres\"", "dedupe = { table = \"THE_TABLE_seen\", retention = \"3d\" }");
+    let refused = |file: &std::path::Path, code: i32, words: &str| {
+        let output = job.run_drain(file);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{message}");
+        assert!(message.contains(words), "{message}");
+    };
+    produce(&job, 0..100);
+    job.drain(&job.file(TOPOLOGY));
+    produce(&job, 100..200);
+    refused(&job.file(&in_kafka), 2, "is a copy");
+
+    // As the message says.
+    let positions = job.path().with_file_name("positions.json");
+    let shown = || {
+        let file = job.file(TOPOLOGY);
+        let args = ["reset", file.to_str().unwrap(), "--to", "latest", "--json"];
+        let ran = job.semel(&args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_with_output(ran).stdout
+    };
+    support::eventually(PATIENCE, "nobody is in the group", || !shown().is_empty());
+    std::fs::write(&positions, shown()).unwrap();
+    reset(&job, &job.file(&in_kafka), &["--to", positions.to_str().unwrap(), "--yes", "--json"]);
+    job.drain(&job.file(&in_kafka));
+    produce(&job, 200..300);
+    refused(&job.file(TOPOLOGY), 5, "in semel.sink_offsets: the rows of one of them");
+    reset(&job, &job.file(&in_kafka), &["--to", "latest", "--yes", "--json"]);
+    refused(&job.file(TOPOLOGY), 5, "in semel.sink_offsets: the rows of one of them");
+
+    // The database forgets what it kept, and takes over where Kafka stands.
+    let behind = std::fs::read_to_string(&positions).unwrap();
+    reset(&job, &job.file(TOPOLOGY), &["--to", "latest", "--yes", "--json"]);
+    assert!(behind.contains("\"position\""), "{behind}");
+    job.drain(&job.file(TOPOLOGY));
+    produce(&job, 300..400);
+    job.drain(&job.file(TOPOLOGY));
+    let events = job.sql("SELECT sum(events) FROM THE_TABLE");
+    let good = (0..400).filter(|i| poison(*i).is_none() && !(200..300).contains(i)).count();
+    assert_eq!(events[0][0], Some(good.to_string()), "all but those that were passed over on purpose, once");
+}
+
+/// A reset that is refused late leaves what the running job goes by.
+#[test]
+fn a_reset_beside_a_job_that_was_started_meanwhile_changes_nothing() {
+    let Some(job) = job("meanwhile") else { return };
+    let file = job.file(TOPOLOGY);
+    produce(&job, 0..50);
+    job.drain(&file);
+    let mut ask = None;
+    support::eventually(PATIENCE, "the reset can be carried out", || {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let variable =
+            |name: &str| Some(if name == "KAFKA_BROKERS" { &job.brokers } else { &job.database_url }.clone());
+        let topology = semel::topology::load(&text, "job.toml", &variable).topology.unwrap();
+        let plan = Plan::new(Arc::new(topology));
+        let stages: Vec<_> = plan.stages.iter().collect();
+        let (connection, admin) = app::connect(&plan.topology).unwrap();
+        let admin = Arc::new(admin);
+        let Ok(reset) = Reset::look(&plan, &stages, &To::Latest, &connection, &admin) else { return false };
+        let process = job.start(&file);
+        produce(&job, 50..60);
+        let group = format!("{}.balances", job.name);
+        support::eventually(PATIENCE, "the job works", || job.progress(&group, "in") == 60);
+        ask = Some(reset.carry_out(&connection, &admin).map_err(|failure| failure.message));
+        produce(&job, 60..80);
+        support::eventually(PATIENCE, "the job goes on", || job.progress(&group, "in") == 80);
+        process.stop();
+        true
+    });
+    let message = ask.unwrap().unwrap_err();
+    assert!(message.contains("somebody is in the group"), "{message}");
+    check(&job, 80);
 }
 
 /// Runs `semel reset` once nobody is in the group; answers what it prints.

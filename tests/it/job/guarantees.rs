@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use semel::kafka::Isolation;
 
-use super::harness::{Job, Load, PATIENCE};
+use super::harness::{Job, Load, PATIENCE, Record};
+use super::kafka_proxy::{Fault, KafkaProxy, Kind};
 use crate::support;
 
 const TOPOLOGY: &str = r#"
@@ -67,6 +69,53 @@ fn at_most_once_never_doubles() {
     let job = Job::new(cluster, "atmost", 2);
     let times = killed(&job, "at-most-once");
     assert_eq!(times.iter().max(), Some(&1));
+}
+
+/// Positions first: a stage that has reached its end may still hold what follows them.
+#[test]
+fn at_most_once_drains_through_every_stage() {
+    let Some(cluster) = support::broker("a drain under at-most-once") else { return };
+    for round in 0..4 {
+        let job = Job::new(cluster, "through", 2);
+        job.sql("CREATE TABLE THE_TABLE (id text, round int)");
+        let rows = "[sinks.rows]\ntype = \"postgres\"\ninputs = [\"out\"]\nurl = \"${DATABASE_URL}\"\n\
+                    table = \"THE_TABLE\"\nmode = \"insert\"\n";
+        let file = job.file(&format!("{}{rows}", TOPOLOGY.replace("THE_GUARANTEE", "at-most-once")));
+        let events: Vec<String> = (0..4_000).map(|i| event(i).1).collect();
+        job.produce("in", events.iter().map(|event| Record { value: Some(event.as_bytes()), ..Record::default() }));
+        let report = job.drain(&file);
+        assert_eq!(report["stages"][0]["lost"], 0, "{report}");
+        let found = job.sql("SELECT count(*), count(DISTINCT id) FROM THE_TABLE");
+        assert_eq!(found[0], vec![Some("4000".to_owned()); 2], "round {round}: {report}");
+    }
+}
+
+/// What was not acknowledged when the job ends is counted as lost: nobody sends it again.
+#[test]
+fn what_at_most_once_holds_at_its_end_is_counted_as_lost() {
+    if !support::online("a stop under at-most-once while the broker hangs") {
+        return;
+    }
+    let proxy = KafkaProxy::start();
+    let cluster = support::private_cluster(&[("advertised.listeners", &format!("PLAINTEXT://{}", proxy.address))]);
+    proxy.forward_to(&cluster.brokers);
+    let job = Job::new(&cluster, "held", 1);
+    let text = TOPOLOGY.replace("[kafka]\n", "shutdown_timeout = \"2s\"\n[kafka]\n");
+    let file = job.file(&text.replace("THE_GUARANTEE", "at-most-once"));
+    let mut process = job.start(&file);
+    // The first one takes with it what is noted of the start.
+    job.produce("in", [Record { value: Some(b"{\"id\":\"first\"}"), ..Record::default() }]);
+    support::eventually(PATIENCE, "it runs", || !job.partitions("out").is_empty() && job.read("out").len() == 1);
+    proxy.next(Kind::Produce, Fault::Delay(PATIENCE * 2));
+    let events: Vec<String> = (0..100).map(|i| event(i).1).collect();
+    job.produce("in", events.iter().map(|event| Record { value: Some(event.as_bytes()), ..Record::default() }));
+    support::eventually(PATIENCE, "positions are committed and outputs held up", || {
+        job.positions(&job.name, "in") == [Some(101)] && proxy.done()
+    });
+    process.signal(Signal::SIGTERM);
+    support::eventually(PATIENCE, "it ends", || !process.is_running());
+    let log = process.log();
+    assert!(log.contains("outputs are lost (at-most-once)") && log.contains("count=100"), "{log}");
 }
 
 #[test]

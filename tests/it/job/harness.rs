@@ -214,19 +214,22 @@ impl Job {
 }
 
 impl Job {
-    /// Locks two rows of the job's table in the order opposite to the job's, for a moment.
+    /// Locks the job's last row, and its first once somebody waits: the job locks in the other order.
     pub fn lock_backwards(&self) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let client = runtime.block_on(async {
             let (client, connection) =
                 tokio_postgres::connect(&self.database_url, tokio_postgres::NoTls).await.unwrap();
             tokio::spawn(connection);
-            let table = self.table();
-            let lock = |order| format!("SELECT 1 FROM {table} ORDER BY order_id {order} LIMIT 1 FOR UPDATE");
-            let statements = format!("BEGIN; {}; SELECT pg_sleep(0.2); {}; ROLLBACK", lock("DESC"), lock("ASC"));
-            // It may be the victim itself.
-            let _ = client.batch_execute(&statements).await;
+            client
         });
+        let lock = |order| format!("SELECT 1 FROM {} ORDER BY order_id {order} LIMIT 1 FOR UPDATE", self.table());
+        runtime.block_on(client.batch_execute(&format!("BEGIN; {}", lock("DESC")))).unwrap();
+        let waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        support::eventually(PATIENCE, "somebody waits for the last row", || !self.sql(waits).is_empty());
+        // Either of the two may be the victim.
+        let _ = runtime.block_on(client.batch_execute(&lock("ASC")));
+        let _ = runtime.block_on(client.batch_execute("ROLLBACK"));
     }
 }
 

@@ -155,8 +155,8 @@ impl World<'_> {
                 support::eventually(CATCH_UP, "the visitor has partitions", || visitor.log().contains("assigned"));
                 visitor.stop();
             }
-            Fault::Zombie => self.sleep(slot, Duration::from_secs(9)),
-            Fault::Doze => self.sleep(slot, Duration::from_secs(5)),
+            Fault::Zombie => self.stop_for(slot, Duration::from_secs(9)),
+            Fault::Doze => self.stop_for(slot, Duration::from_secs(5)),
             Fault::RestartBroker => self.cluster.restart_kafka().unwrap(),
             Fault::KillBroker => {
                 self.cluster.kill_kafka().unwrap();
@@ -215,7 +215,7 @@ impl World<'_> {
         }
     }
 
-    fn sleep(&self, slot: usize, long: Duration) {
+    fn stop_for(&self, slot: usize, long: Duration) {
         let sleeper = self.instances[slot].as_ref().expect("it runs");
         sleeper.signal(Signal::SIGSTOP);
         pass(long);

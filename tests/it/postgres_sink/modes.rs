@@ -1,6 +1,8 @@
 //! What each mode does to the table.
 
-use semel::topology::spec::{Mode, PostgresSink};
+use std::time::Duration;
+
+use semel::topology::spec::{Ledger, Mode, PostgresSink};
 
 use super::fixture::{Database, Summary, Target, check};
 
@@ -30,11 +32,17 @@ fn in_mode_insert_every_record_is_a_row() {
 }
 
 #[test]
-fn in_mode_insert_a_unique_index_rejects_the_later_row() {
+fn in_mode_insert_a_unique_index_rejects_the_later_row_and_is_refused_where_rows_may_come_again() {
     let Some(db) = Database::new("insert_unique") else { return };
     db.session.execute("CREATE TABLE t (id text PRIMARY KEY, amount int8)");
-    let mut target = Target::new(sink(&db, Mode::Insert)).unwrap();
-    let summary = target.write(&[r#"{"id":"a","amount":1}"#, r#"{"id":"a","amount":2}"#], 2);
+    let message = refusal(sink(&db, Mode::Insert), &db);
+    for cure in ["unique index t_pkey", "dedupe", "progress = \"postgres\"", "mode = \"upsert\""] {
+        assert!(message.contains(cure), "{message}");
+    }
+    db.session.execute("CREATE TABLE seen (event_id uuid PRIMARY KEY, seen_at timestamptz NOT NULL DEFAULT now())");
+    let ledger = Ledger { table: format!("{}.seen", db.schema), retention: Duration::from_secs(86_400) };
+    let mut target = Target::new(PostgresSink { dedupe: Some(ledger), ..sink(&db, Mode::Insert) }).unwrap();
+    let summary = target.write(&[r#"{"event":"1","id":"a","amount":1}"#, r#"{"event":"2","id":"a","amount":2}"#], 2);
     assert_eq!((summary.rows, summary.rejects.len()), (1, 1));
     assert!(summary.rejects[0].1.contains("23505"), "{:?}", summary.rejects);
     assert_eq!(db.table(), ["a|1"]);
