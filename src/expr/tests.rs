@@ -162,9 +162,11 @@ fn a_number_that_cannot_be_held_fails_who_may_write_it_and_nobody_else() {
 }
 
 #[test]
-fn sums_are_exact_or_an_error() {
+fn sums_of_integers_are_exact_in_64_bits_and_wrap_beyond() {
     let sum = ".sum = int!(.a) + int!(.a) + int!(.a)";
     assert_eq!(remap(sum, r#"{"a":9007199254740993}"#), Ok(r#"{"a":9007199254740993,"sum":27021597764222979}"#.into()));
+    // As documented: VRL's own arithmetic.
+    assert_eq!(remap(".a = int!(.a) + 1", r#"{"a":9223372036854775807}"#), Ok(r#"{"a":-9223372036854775808}"#.into()));
 }
 
 #[test]

@@ -169,7 +169,7 @@ impl Beside {
     /// Puts letters among the outputs of the open batch.
     pub fn relay(&mut self, letters: Vec<Letter>, chunk: &mut Chunk, target: TargetId) {
         for letter in letters {
-            letter.put(chunk, target);
+            letter.put(chunk, target, self.writer.target.partitions);
             self.relaying.push(letter.origin);
         }
     }
@@ -232,10 +232,14 @@ mod tests {
     #[test]
     fn letters_that_a_fenced_transaction_was_to_forget_are_forgotten_by_the_next() {
         let (mut beside, kept, mut chunk) = (beside(), Arc::default(), Chunk::default());
-        chunk.push(TargetId(0)).finish();
+        let mut out = chunk.push(TargetId(0));
+        out.partition(5);
+        out.finish();
         let origin = Origin { partition: TopicPartition::new("in", 0), offset: Offset(3) };
         let letter = Letter::new(origin.clone(), &chunk.get(0));
-        beside.relay(vec![letter], &mut Chunk::default(), TargetId(0));
+        let mut relayed = Chunk::default();
+        beside.relay(vec![letter], &mut relayed, TargetId(0));
+        assert_eq!(relayed.get(0).partition, 0, "the topic has one partition by now");
         beside.sealed(BatchId(0));
         assert!(beside.committed(BatchId(0)));
         assert_eq!(beside.moves(&kept).relayed, std::slice::from_ref(&origin));

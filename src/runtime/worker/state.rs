@@ -271,7 +271,8 @@ impl State {
         let limit = self.isolation.as_ref().map_or(ISOLATE_FROM, |i| i.limit / 2).max(1);
         let former = self.isolation.take();
         let alone = former.as_ref().is_some_and(|i| i.limit == 1);
-        if alone && self.last.is_none() && self.positions.store.is_some() {
+        // Beside the rows nothing but letters goes to Kafka, and a record at hand may be none of theirs.
+        if alone && self.positions.store.is_some() {
             self.give_up_epoch();
             return Err(Failure::stopped(format!(
                 "the broker refuses a dead letter that lies in semel.dead_letters ({reason}): look at the settings of the \

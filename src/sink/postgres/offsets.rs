@@ -164,10 +164,10 @@ impl Letter {
         }
     }
 
-    /// Puts the letter among outputs.
-    pub fn put(&self, chunk: &mut Chunk, target: TargetId) {
+    /// Puts the letter among outputs to a topic of so many partitions: it may have been made anew with fewer.
+    pub fn put(&self, chunk: &mut Chunk, target: TargetId, partitions: i32) {
         let mut out = chunk.push(target);
-        out.partition(self.target_partition).timestamp(self.timestamp);
+        out.partition(self.target_partition.rem_euclid(partitions.max(1))).timestamp(self.timestamp);
         out.key(self.key.as_deref()).value(self.value.as_deref());
         for (name, value) in &self.headers {
             out.header(name, value.as_deref());
