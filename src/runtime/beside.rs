@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
@@ -16,6 +17,10 @@ use crate::runtime::kept::Kept;
 use crate::runtime::postgres_task::stopped;
 use crate::sink::postgres::{Advance, Letter, Moves, Origin, Store};
 use crate::topology::spec::OnError;
+
+/// How often a transaction compares the positions of every claimed partition. A database that went back in time (a
+/// standby promoted without the last commits, a backup put back) is noticed so, also where no record comes in any more.
+const COMPARE_EVERY: Duration = Duration::from_secs(10);
 
 /// What the transactions of a stage carry beside rows.
 pub struct Beside {
@@ -37,6 +42,7 @@ pub struct Beside {
     forgetting: VecDeque<Vec<Origin>>,
     /// A transaction found its positions elsewhere.
     pub fenced: bool,
+    compared: Instant,
 }
 
 /// Makes letters that carry an id, the same however often they are relayed.
@@ -82,6 +88,7 @@ impl Beside {
             relayed: Vec::new(),
             forgetting: VecDeque::new(),
             fenced: false,
+            compared: Instant::now(),
         }
     }
 
@@ -141,9 +148,19 @@ impl Beside {
         !self.letters.is_empty() || !self.relayed.is_empty() || self.advances.iter().any(|a| a.to > a.from)
     }
 
+    /// Whether the next transaction compares every position, so that one is wanted though nothing is open.
+    pub fn compares(&self) -> bool {
+        self.compared.elapsed() >= COMPARE_EVERY && self.store.has_claims()
+    }
+
     /// What goes with the rows of these records.
     pub fn moves(&mut self, kept: &Arc<Kept>) -> Moves {
-        let advances = self.advances.iter().filter(|advance| advance.to > advance.from).cloned().collect();
+        let all = self.compares();
+        if all {
+            self.compared = Instant::now();
+            self.store.claims().iter().for_each(|claim| self.advance(&claim.partition, claim.position));
+        }
+        let advances = self.advances.iter().filter(|advance| all || advance.to > advance.from).cloned().collect();
         self.advances.iter_mut().for_each(|advance| advance.from = advance.to);
         let (writer, kept) = (Arc::clone(&self.writer), Arc::clone(kept));
         let origins = std::mem::take(&mut self.origins);

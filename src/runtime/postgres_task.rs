@@ -42,6 +42,8 @@ pub struct PostgresTask {
     kept: Kept,
     /// The records of the batches being written; none where they were given up meanwhile.
     flying: VecDeque<Option<Arc<Kept>>>,
+    /// The oldest of them only compares positions: nothing waits for it.
+    comparing: bool,
     /// Where positions are kept beside the rows.
     beside: Option<Beside>,
     letters: Chunk,
@@ -97,6 +99,7 @@ impl PostgresTask {
             spare: Vec::new(),
             kept: Kept::default(),
             flying: VecDeque::new(),
+            comparing: false,
             beside: store.map(|store| Beside::new(store, letters)),
             letters: Chunk::default(),
             dead_letters: (topics.dead_letters, target),
@@ -156,6 +159,7 @@ impl PostgresTask {
 
     fn take_answer(&mut self, wait: Duration) -> Result<bool, Failure> {
         let Some(answer) = self.writer.poll(wait) else { return Ok(false) };
+        self.comparing = false;
         let Applied { rows, superseded, stale, ties, duplicates, rejects, letters, fenced, batch, .. } = answer?;
         self.status.rows.add(rows);
         self.status.superseded.add(superseded);
@@ -234,6 +238,10 @@ impl Task for PostgresTask {
         self.check()?;
         while self.writer.in_flight() > 0 && self.answer(Duration::ZERO)? {}
         self.submit_full();
+        if self.writer.in_flight() == 0 && self.batch.is_empty() && self.beside.as_ref().is_some_and(Beside::compares) {
+            self.comparing = !self.is_open();
+            self.submit();
+        }
         Ok(!self.batch_is_full())
     }
 
@@ -252,7 +260,7 @@ impl Task for PostgresTask {
         if self.is_open() && self.writer.in_flight() < IN_FLIGHT {
             self.submit();
         }
-        while self.writer.in_flight() > 0 {
+        while self.writer.in_flight() > usize::from(self.comparing) {
             if !self.answer(deadline.saturating_duration_since(Instant::now()))? {
                 return Ok(false);
             }

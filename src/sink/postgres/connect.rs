@@ -9,7 +9,7 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
-use tokio_postgres::{Client, NoTls, Socket, Statement};
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::address::{Address, CONNECT_TIMEOUT, Roots};
@@ -57,6 +57,16 @@ impl Connection {
         Connection::open(address, prepared).await.map_err(|error| match error {
             Error::Client(message) => Error::Connection(message),
             other => other,
+        })
+    }
+
+    /// The server's timeline, which each promotion of a standby begins anew. `None`: the server does not tell.
+    pub async fn timeline(&self) -> Option<String> {
+        let asked = self.client.simple_query("SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)");
+        let messages = timeout(ANSWER_TIMEOUT, asked).await.ok()?.ok()?;
+        messages.into_iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+            _ => None,
         })
     }
 

@@ -96,6 +96,15 @@ impl Store {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner).get(partition).cloned()
     }
 
+    /// All claims, of partitions that are still this worker's.
+    pub fn claims(&self) -> Vec<Claim> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub fn has_claims(&self) -> bool {
+        !self.claims.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Whether letters of a partition wait to be relayed.
     pub fn has_letters(&self, partition: &TopicPartition) -> bool {
         self.letters.lock().unwrap_or_else(PoisonError::into_inner).contains_key(partition)

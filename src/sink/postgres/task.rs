@@ -36,6 +36,7 @@ pub struct Task {
     status: Arc<Status>,
     stopped: watch::Receiver<()>,
     connection: Option<Connection>,
+    timeline: Option<String>,
     /// Most of the last batch was in the table already.
     replay: bool,
     /// Rows a statement: lowered when statements take too long.
@@ -78,6 +79,7 @@ impl Task {
             status,
             stopped,
             connection: None,
+            timeline: None,
             replay: false,
             rows_max: usize::MAX,
             ties: 0,
@@ -142,10 +144,14 @@ impl Task {
         if self.connection.as_ref().is_none_or(Connection::is_closed) {
             self.connection = None;
         }
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            none => none.insert(self.config.connect().await?),
-        };
+        if self.connection.is_none() {
+            let connection = self.config.connect().await?;
+            if self.config.progress.is_none() {
+                self.compare_timelines(connection.timeline().await);
+            }
+            self.connection = Some(connection);
+        }
+        let Some(connection) = &mut self.connection else { unreachable!("it was just opened") };
         let window = self.upkeep.window(connection).await?;
         let batch = &job.batch;
         let writing = Writing { batch, statements: &self.statements, replay: self.replay, rows_max: self.rows_max };
@@ -177,6 +183,20 @@ impl Task {
         }
         transaction.commit().await?;
         Ok(Attempt::Done(effect))
+    }
+
+    /// Positions in Kafka do not go back with a database: all that can be done here is to say so.
+    fn compare_timelines(&mut self, now: Option<String>) {
+        if let (Some(before), Some(now)) = (&self.timeline, &now)
+            && before != now
+        {
+            tracing::warn!(
+                node = %self.config.layout.node, before, now,
+                "a standby was promoted: rows that its primary had acknowledged last may be missing here, while the \
+                 positions in Kafka stand past them; semel reset sets the stage back to a time before"
+            );
+        }
+        self.timeline = now.or(self.timeline.take());
     }
 
     fn applied(&mut self, mut batch: Batch, effect: Effect) -> Applied {

@@ -12,10 +12,10 @@ use semel::runtime::app;
 use semel::runtime::reset::{Reset, To};
 use semel::topology::plan::Plan;
 
-use super::harness::{Job, Load, PATIENCE, Record, wait_with_output};
+use super::harness::{Job, Load, PATIENCE, wait_with_output};
 use crate::support;
 
-const TOPOLOGY: &str = r#"
+pub const TOPOLOGY: &str = r#"
 name = "NAME"
 session_timeout = "6s"
 transaction_timeout = "4s"
@@ -34,17 +34,21 @@ key = ["account"]
 progress = "postgres"
 "#;
 
-const PARTITIONS: i32 = 3;
+pub const PARTITIONS: i32 = 3;
 
 /// A job with its table and the tables of positions.
 fn job(prefix: &str) -> Option<Job> {
     let job = Job::new(support::broker(prefix)?, prefix, PARTITIONS);
+    make_tables(&job);
+    Some(job)
+}
+
+pub fn make_tables(job: &Job) {
     support::progress_tables(&job.database_url);
     job.sql(
         "CREATE TABLE THE_TABLE (account text PRIMARY KEY CHECK (account <> 'nobody'), amount bigint NOT NULL, events int \
          NOT NULL)",
     );
-    Some(job)
 }
 
 /// What is wrong with a record: its amount is no number, or the database refuses it.
@@ -56,7 +60,7 @@ fn poison(i: u64) -> Option<&'static str> {
     }
 }
 
-fn payment(i: u64) -> (String, String) {
+pub fn payment(i: u64) -> (String, String) {
     let key = format!("a{}", i % 5);
     let (account, amount) = match poison(i) {
         Some("column") => (&*key, "\"much\"".to_owned()),
@@ -67,22 +71,13 @@ fn payment(i: u64) -> (String, String) {
     (key, value)
 }
 
-fn produce(job: &Job, records: std::ops::Range<u64>) {
-    let payments: Vec<(String, String)> = records.map(payment).collect();
-    job.produce(
-        "in",
-        payments.iter().map(|(key, value)| Record {
-            partition: semel::operator::partition(Some(key.as_bytes()), 0, PARTITIONS),
-            key: Some(key.as_bytes()),
-            value: Some(value.as_bytes()),
-            ..Record::default()
-        }),
-    );
+pub fn produce(job: &Job, records: std::ops::Range<u64>) {
+    job.produce_keyed("in", PARTITIONS, records.map(payment));
 }
 
 /// Compares sums, positions in both places and dead letters with `count` records.
 #[track_caller]
-fn check(job: &Job, count: u64) {
+pub fn check(job: &Job, count: u64) {
     let expected: Vec<Vec<Option<String>>> = (0..5)
         .map(|account| {
             let good: Vec<u64> = (0..count).filter(|i| i % 5 == account && poison(*i).is_none()).collect();
@@ -102,7 +97,7 @@ fn check(job: &Job, count: u64) {
 }
 
 /// How often each rejected event came to the dead letters, by what was wrong with it; relayed again it has the same id.
-fn letters(job: &Job) -> BTreeMap<(String, String), usize> {
+pub fn letters(job: &Job) -> BTreeMap<(String, String), usize> {
     let (mut letters, mut ids) = (BTreeMap::new(), BTreeMap::new());
     for letter in job.read("dead-letters") {
         let value: serde_json::Value = serde_json::from_str(letter.text()).unwrap();
@@ -114,7 +109,7 @@ fn letters(job: &Job) -> BTreeMap<(String, String), usize> {
     letters
 }
 
-fn expected_letters(count: u64) -> Vec<(String, String)> {
+pub fn expected_letters(count: u64) -> Vec<(String, String)> {
     let mut letters: Vec<_> =
         (0..count).filter_map(|i| poison(i).map(|reason| (format!("p-{i}"), reason.to_owned()))).collect();
     letters.sort();
@@ -392,7 +387,7 @@ fn a_reset_beside_a_job_that_was_started_meanwhile_changes_nothing() {
 }
 
 /// Runs `semel reset` once nobody is in the group; answers what it prints.
-fn reset(job: &Job, file: &std::path::Path, args: &[&str]) -> serde_json::Value {
+pub fn reset(job: &Job, file: &std::path::Path, args: &[&str]) -> serde_json::Value {
     let args: Vec<&str> = ["reset", file.to_str().unwrap()].into_iter().chain(args.iter().copied()).collect();
     let mut printed = None;
     support::eventually(PATIENCE, "nobody is in the group", || {

@@ -145,6 +145,18 @@ impl Job {
         producer.flush();
     }
 
+    /// Produces keys and values, each to its key's partition.
+    pub fn produce_keyed(&self, suffix: &str, partitions: i32, records: impl Iterator<Item = (String, String)>) {
+        let records: Vec<_> = records.collect();
+        let records = records.iter().map(|(key, value)| Record {
+            partition: semel::operator::partition(Some(key.as_bytes()), 0, partitions),
+            key: Some(key.as_bytes()),
+            value: Some(value.as_bytes()),
+            ..Record::default()
+        });
+        self.produce(suffix, records);
+    }
+
     /// All committed records of a topic, partition by partition.
     pub fn read(&self, suffix: &str) -> Vec<Stored> {
         read_committed(&self.brokers, &self.admin, &self.topic(suffix))

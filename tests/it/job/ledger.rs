@@ -4,12 +4,13 @@ use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use semel::cluster::Cluster;
 use semel::kafka::Isolation;
 
 use super::harness::{Job, Load, PATIENCE, wait_with_output};
 use crate::support;
 
-pub const TOPOLOGY: &str = r#"
+const TOPOLOGY: &str = r#"
 name = "NAME"
 [kafka]
 [sources.payments]
@@ -26,8 +27,9 @@ mode = "add"
 key = ["account"]
 "#;
 
-pub const TABLE: &str =
-    "CREATE TABLE THE_TABLE (account text PRIMARY KEY, amount bigint NOT NULL, events int NOT NULL)";
+const TABLE: &str = "CREATE TABLE THE_TABLE (account text PRIMARY KEY, amount bigint NOT NULL, events int NOT NULL)";
+
+const PARTITIONS: i32 = 3;
 
 /// The `i`-th record: every third event is sent twice.
 pub fn payment(i: u64) -> (String, String) {
@@ -49,18 +51,49 @@ pub fn balances(count: u64) -> Vec<Vec<Option<String>>> {
     (0..5).map(|account| of(account).into_iter().map(Some).collect()).collect()
 }
 
-#[test]
-fn sums_of_a_ledger_are_exact_through_kills_and_second_sends() {
-    let Some(cluster) = support::broker("kill -9 of a job with a ledger") else { return };
-    let job = Job::new(cluster, "ledger", 3);
+const LEDGER: &str = "CREATE TABLE THE_TABLE_seen (event_id uuid PRIMARY KEY) PARTITION BY RANGE (event_id)";
+
+const DEDUPE: &str = "dedupe = { table = \"THE_TABLE_seen\", retention = \"3d\" }\n";
+
+/// The text of a file with the ledger.
+pub fn text() -> String {
+    format!("{TOPOLOGY}{DEDUPE}")
+}
+
+/// A job with its table and its ledger.
+pub fn job(cluster: &Cluster, prefix: &str) -> Job {
+    let job = Job::new(cluster, prefix, PARTITIONS);
+    make_tables(&job);
+    job
+}
+
+pub fn make_tables(job: &Job) {
     job.sql(TABLE);
-    job.sql("CREATE TABLE THE_TABLE_seen (event_id uuid PRIMARY KEY) PARTITION BY RANGE (event_id)");
-    let file = job.file(&format!("{TOPOLOGY}dedupe = {{ table = \"THE_TABLE_seen\", retention = \"3d\" }}\n"));
+    job.sql(LEDGER);
+}
+
+pub fn sums(job: &Job) -> Vec<Vec<Option<String>>> {
+    job.sql("SELECT account, amount, events FROM THE_TABLE ORDER BY 1")
+}
+
+/// Compares sums, ledger and positions with `count` records.
+#[track_caller]
+pub fn check(job: &Job, count: u64) {
+    assert_eq!(sums(job), balances(count));
+    let seen = job.sql("SELECT count(*) FROM THE_TABLE_seen");
+    assert_eq!(seen[0][0], Some((0..count).filter(|i| i % 3 != 2).count().to_string()));
+    let at: Vec<i64> =
+        job.positions(&format!("{}.balances", job.name), "in").into_iter().map(|p| p.unwrap_or(0)).collect();
+    assert_eq!(at, job.ends("in", Isolation::ReadCommitted));
+}
+
+/// Kills a job in the middle of its work, time and again, and compares with what it has read; answers how many records.
+fn is_exact_through_kills(job: &Job, file: &std::path::Path) -> u64 {
     let group = format!("{}.balances", job.name);
     let count = std::thread::scope(|scope| {
-        let load = Load::start(scope, &job, 3_000, 3, payment);
+        let load = Load::start(scope, job, 3_000, PARTITIONS, payment);
         for round in 0..4_u64 {
-            let process = job.start(&file);
+            let process = job.start(file);
             let before = job.progress(&group, "in");
             support::eventually(PATIENCE, "the job makes progress", || job.progress(&group, "in") > before);
             let until = Instant::now() + Duration::from_millis(29 * round);
@@ -70,23 +103,22 @@ fn sums_of_a_ledger_are_exact_through_kills_and_second_sends() {
         load.stop()
     });
     // Its events are counted with the first of each.
-    let report = job.drain(&file);
+    let report = job.drain(file);
     assert!(report["stages"][0]["duplicates"].as_u64().unwrap() > 0, "{report}");
-    let sums = "SELECT account, amount, events FROM THE_TABLE ORDER BY 1";
-    assert_eq!(job.sql(sums), balances(count));
-    let seen = job.sql("SELECT count(*) FROM THE_TABLE_seen");
-    assert_eq!(seen[0][0], Some((0..count).filter(|i| i % 3 != 2).count().to_string()));
-    let at: Vec<i64> = job.positions(&group, "in").into_iter().map(|p| p.unwrap_or(0)).collect();
-    assert_eq!(at, job.ends("in", Isolation::ReadCommitted));
+    check(job, count);
+    count
+}
 
+#[test]
+fn sums_of_a_ledger_are_exact_through_kills_and_second_sends() {
+    let Some(cluster) = support::broker("kill -9 of a job with a ledger") else { return };
+    let job = job(cluster, "ledger");
+    let count = is_exact_through_kills(&job, &job.file(&text()));
     // From the beginning again: nothing changes, and every record is a duplicate.
-    let again = job.file(
-        &format!("{TOPOLOGY}dedupe = {{ table = \"THE_TABLE_seen\", retention = \"3d\" }}\n")
-            .replace("name = \"NAME\"", "name = \"NAME-again\""),
-    );
+    let again = job.file(&text().replace("name = \"NAME\"", "name = \"NAME-again\""));
     let report = job.drain(&again);
     assert_eq!(report["stages"][0]["duplicates"].as_u64(), Some(count), "{report}");
-    assert_eq!(job.sql(sums), balances(count));
+    assert_eq!(sums(&job), balances(count));
 
     // Whoever goes back is told how far the ledger remembers.
     let args = ["reset", again.to_str().unwrap(), "--to", "earliest"];
@@ -99,12 +131,24 @@ fn sums_of_a_ledger_are_exact_through_kills_and_second_sends() {
     });
 }
 
+/// The ledger for what a producer sends twice, the positions for what a crash redelivers.
+#[test]
+fn a_ledger_and_positions_beside_the_rows_go_together() {
+    let Some(cluster) = support::broker("kill -9 of a job with a ledger and positions beside it") else { return };
+    let job = job(cluster, "ledger-beside");
+    support::progress_tables(&job.database_url);
+    let count = is_exact_through_kills(&job, &job.file(&format!("{}progress = \"postgres\"\n", text())));
+    let offsets =
+        format!("SELECT next_offset FROM semel.sink_offsets WHERE stage = '{}.balances' ORDER BY partition", job.name);
+    let at: i64 = job.sql(&offsets).iter().map(|row| row[0].as_deref().unwrap().parse::<i64>().unwrap()).sum();
+    assert_eq!(at, count as i64);
+}
+
 #[test]
 fn check_online_compares_the_ledgers_memory_with_the_topics() {
     let Some(cluster) = support::broker("check --online of a ledger") else { return };
     let job = Job::new(cluster, "memory", 1);
-    job.sql(TABLE);
-    job.sql("CREATE TABLE THE_TABLE_seen (event_id uuid PRIMARY KEY) PARTITION BY RANGE (event_id)");
+    make_tables(&job);
     let warnings = |retention: &str| {
         let file =
             job.file(&format!("{TOPOLOGY}dedupe = {{ table = \"THE_TABLE_seen\", retention = \"{retention}\" }}\n"));

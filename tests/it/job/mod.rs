@@ -3,6 +3,7 @@
 mod audit;
 mod beside;
 mod dead_letters;
+mod failover;
 mod guarantees;
 pub mod harness;
 mod instances;
@@ -18,3 +19,4 @@ mod requests;
 mod reset;
 mod rows;
 mod soak;
+mod standby;
