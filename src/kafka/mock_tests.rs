@@ -62,13 +62,33 @@ fn transact(producer: &Producer) -> Result<(), Error> {
     producer.commit(SECONDS)
 }
 
-/// What a transaction answers when the broker answers the first requests of this kind so.
+/// What a transaction answers when the broker answers the first requests of this kind so. What the answer asks for is
+/// then done, and has to bring a transaction about: in two rounds at most, since the client finds a gap in its sequence
+/// numbers only with the first record after the one that was refused.
 fn met(api: Api, errors: &[Resp]) -> Result<(), Error> {
     let mock = Mock::new();
-    let producer = mock.producer();
+    let mut producer = mock.producer();
     producer.init(SECONDS).unwrap();
     mock.cluster.request_errors(api, errors);
-    transact(&producer)
+    let Err(error) = transact(&producer) else { return Ok(()) };
+    let mut last = error.clone();
+    for _ in 0..2 {
+        match last.disposition() {
+            Disposition::AbortTxn { .. } | Disposition::Reject { .. } => producer.abort(SECONDS).unwrap(),
+            Disposition::Rebuild | Disposition::Fenced => {
+                drop(producer);
+                producer = mock.producer();
+                producer.init(SECONDS).unwrap();
+            }
+            Disposition::Retry => panic!("the client itself asks again: {last:?}"),
+            Disposition::Fatal(_) => return Err(error),
+        }
+        match transact(&producer) {
+            Ok(()) => return Err(error),
+            Err(error) => last = error,
+        }
+    }
+    panic!("{last:?} after {error:?} of {api:?}");
 }
 
 /// Each case on a thread of its own: nearly all of their time is waiting for the first coordinator.
@@ -87,10 +107,22 @@ fn passing_troubles_are_retried_inside_the_client() {
     each(
         [
             (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS),
+            (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS),
+            (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_NOT_COORDINATOR),
+            (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART),
             (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS),
             (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE),
+            (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_NOT_COORDINATOR),
             (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_NOT_COORDINATOR),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT),
             (Api::EndTxn, RD_KAFKA_RESP_ERR_NOT_COORDINATOR),
+            (Api::EndTxn, RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS),
+            (Api::EndTxn, RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE),
+            (Api::EndTxn, RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS),
+            (Api::Produce, RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION),
+            (Api::Produce, RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT),
             (Api::Produce, RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS),
         ],
         |(api, error)| assert_eq!(met(api, &[error, error]), Ok(()), "{api:?} {error:?}"),
@@ -106,7 +138,18 @@ fn broker_errors_become_dispositions() {
     let rejoin = AbortTxn { rejoin: true };
     each(
         [
+            (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Fenced),
+            (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_PRODUCER_FENCED, Fenced),
+            (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_INVALID_TXN_STATE, Rebuild),
+            // The id expired while nothing was to be done.
+            (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_ID_MAPPING, abort.clone()),
+            (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED, refused.clone()),
+            (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, refused.clone()),
+            (Api::AddPartitionsToTxn, RD_KAFKA_RESP_ERR_UNKNOWN, abort.clone()),
             (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Fenced),
+            // The client calls it abortable: the abort says what is true.
+            (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_PRODUCER_FENCED, abort.clone()),
+            (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_ID_MAPPING, abort.clone()),
             (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_INVALID_TXN_STATE, Rebuild),
             (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED, refused.clone()),
             (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED, refused.clone()),
@@ -116,6 +159,14 @@ fn broker_errors_become_dispositions() {
             (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_STALE_MEMBER_EPOCH, rejoin),
             (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_FENCED_INSTANCE_ID, Fatal(Exit::Twin)),
             (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Fenced),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_PRODUCER_FENCED, abort.clone()),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_INVALID_TXN_STATE, Rebuild),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_ID_MAPPING, Rebuild),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED, refused.clone()),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_UNKNOWN, abort.clone()),
+            (Api::EndTxn, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_ID_MAPPING, abort.clone()),
+            (Api::EndTxn, RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED, refused.clone()),
+            (Api::EndTxn, RD_KAFKA_RESP_ERR_UNKNOWN, abort.clone()),
             (Api::EndTxn, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Fenced),
             (Api::EndTxn, RD_KAFKA_RESP_ERR_PRODUCER_FENCED, Fenced),
             (Api::EndTxn, RD_KAFKA_RESP_ERR_INVALID_TXN_STATE, Rebuild),
@@ -181,6 +232,31 @@ fn a_commit_that_is_not_answered_is_asked_again() {
     let error = producer.abort(Duration::from_millis(200)).unwrap_err();
     assert_ne!(error.disposition(), Disposition::AbortTxn { rejoin: false }, "{error:?}");
     producer.commit(SECONDS).unwrap();
+}
+
+#[test]
+fn initialising_is_tried_again_refused_or_fenced() {
+    use Disposition::*;
+    use Resp::*;
+    each(
+        [
+            (RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE, None),
+            (RD_KAFKA_RESP_ERR_NOT_COORDINATOR, None),
+            (RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS, None),
+            (RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS, None),
+            (RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED, Some(Fatal(Exit::Refused))),
+            (RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED, Some(Fatal(Exit::Refused))),
+            (RD_KAFKA_RESP_ERR_UNKNOWN, None),
+        ],
+        |(error, expected)| {
+            let mock = Mock::new();
+            mock.cluster.request_errors(Api::InitProducerId, &[error]);
+            let met = mock.producer().init(SECONDS).err();
+            assert_eq!(met.as_ref().map(Error::disposition), expected, "{error:?} came as {met:?}");
+            let producer = mock.producer();
+            producer.init(SECONDS).and_then(|()| transact(&producer)).unwrap();
+        },
+    );
 }
 
 #[test]

@@ -67,11 +67,13 @@ impl Upkeep {
     fn is_due(&self, ledger: &LedgerTable, status: &Status) -> bool {
         let rested = self.forgotten.is_none_or(|at| at.elapsed() >= EVERY);
         let over = self.forgetting.as_ref().is_none_or(JoinHandle::is_finished);
-        // What is older than the partitions is refused; of a flat ledger it would be taken for new.
-        let safe =
-            ledger.partitioned || status.positions_committed_at().is_some_and(|at| at.elapsed() >= AFTER_FIRST_COMMIT);
-        rested && over && safe
+        rested && over && may_forget(ledger.partitioned, status.positions_committed_at(), Instant::now())
     }
+}
+
+/// What is older than the partitions is refused; of a flat ledger it would be taken for new.
+fn may_forget(partitioned: bool, first_commit: Option<Instant>, now: Instant) -> bool {
+    partitioned || first_commit.is_some_and(|at| now >= at + AFTER_FIRST_COMMIT)
 }
 
 async fn forget(config: WriterConfig, ledger: LedgerTable) {
@@ -86,5 +88,21 @@ async fn forget(config: WriterConfig, ledger: LedgerTable) {
         Ok(gone) if ledger.partitioned => tracing::info!(ledger = ledger.name, partitions = gone, "old ids dropped"),
         Ok(gone) => tracing::info!(ledger = ledger.name, rows = gone, "old ids deleted"),
         Err(error) => tracing::warn!(ledger = ledger.name, %error, "old ids stay for now; tried again within the hour"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Case 40: retention of a minute, five minutes down, and a batch that was written and not committed in Kafka.
+    #[test]
+    fn a_flat_ledger_forgets_nothing_before_the_positions_are_past_what_a_restart_delivers() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert!(!may_forget(false, None, after(1_000_000)), "no position was committed");
+        assert!(!may_forget(false, Some(after(50)), after(649)));
+        assert!(may_forget(false, Some(after(50)), after(650)));
+        assert!(may_forget(true, None, start), "what is outside a partition is never taken for new");
     }
 }

@@ -20,3 +20,5 @@ mod reset;
 mod rows;
 mod soak;
 mod standby;
+mod transactions;
+mod zombies;

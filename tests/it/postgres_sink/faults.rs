@@ -6,7 +6,7 @@ use std::time::Duration;
 use semel::error::Exit;
 use semel::topology::spec::{Ledger, Mode, PostgresSink};
 
-use super::fixture::{Database, PATIENCE, Session, Target, writer};
+use super::fixture::{Database, PASSES, PATIENCE, Session, Target, writer};
 use super::proxy::{Cut, Proxy};
 use crate::support;
 use semel::sink::postgres::Address;
@@ -79,6 +79,31 @@ fn a_lost_commit_adds_once_with_a_ledger() {
             assert_eq!(db.table(), ["0|30", "1|36"], "{cut:?}");
             assert_eq!(db.session.value("SELECT count(*) FROM seen"), "12");
         }
+    }
+}
+
+/// A sum has no guard that would make the half of a batch harmless.
+#[test]
+fn a_sum_that_is_tried_again_is_added_once() {
+    let Some(db) = Database::new("tried_again") else { return };
+    db.session.execute(
+        "CREATE TABLE t (id text PRIMARY KEY, n int8 NOT NULL); \
+         CREATE TABLE seen (event_id uuid PRIMARY KEY, seen_at timestamptz NOT NULL DEFAULT now())",
+    );
+    let records: Vec<String> = (0..6).map(|i| format!(r#"{{"event":"e{i}","id":"{}","n":{i}}}"#, i % 2)).collect();
+    let records: Vec<&str> = records.iter().map(String::as_str).collect();
+    let ledger = Ledger { table: format!("{}.seen", db.schema), retention: Duration::from_secs(86_400) };
+    let sink = PostgresSink { mode: Mode::Add, version: None, dedupe: Some(ledger), ..db.sink("t") };
+    for sqlstate in PASSES {
+        db.session.execute("TRUNCATE t, seen");
+        let mut target = Target::new(sink.clone()).unwrap();
+        db.refuses_twice(sqlstate);
+        let summary = target.write(&records, 6);
+        assert_eq!((summary.rows, summary.duplicates, summary.rejects.len()), (6, 0, 0), "{sqlstate}");
+        assert_eq!(target.writer.status().counts().retries, 2, "{sqlstate}");
+        assert_eq!(db.table(), ["0|6", "1|9"], "{sqlstate}");
+        assert_eq!(db.session.value("SELECT count(*) FROM seen"), "6", "{sqlstate}");
+        db.session.execute("DROP TRIGGER refuse ON t");
     }
 }
 

@@ -111,10 +111,25 @@ impl Database {
         Target::new(self.sink("t")).unwrap_or_else(|e| panic!("{e}"))
     }
 
+    /// Has the server refuse what touches table `t` twice from now on, with this SQLSTATE.
+    pub fn refuses_twice(&self, sqlstate: &str) {
+        let schema = &self.schema;
+        self.session.execute(&format!(
+            "DROP SEQUENCE IF EXISTS tries CASCADE; CREATE SEQUENCE tries; \
+             CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF nextval('{schema}.tries') < 3 THEN RAISE 'not now' USING ERRCODE = '{sqlstate}'; END IF; \
+             RETURN NULL; END $$; \
+             CREATE OR REPLACE TRIGGER refuse AFTER INSERT OR UPDATE ON t FOR EACH ROW EXECUTE FUNCTION refuse()"
+        ));
+    }
+
     pub fn table(&self) -> Vec<String> {
         self.session.rows("SELECT * FROM t ORDER BY id")
     }
 }
+
+/// What passes by itself: a conflict of transactions, a time limit, no memory, a server that became a standby or goes down.
+pub const PASSES: [&str; 7] = ["40001", "40P01", "55P03", "57014", "53200", "25006", "57P01"];
 
 impl Drop for Database {
     fn drop(&mut self) {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use semel::error::Exit;
 use semel::record::{Offset, Position, TopicPartition};
 use semel::sink::postgres::{Address, Advance, Applied, Moves, Seed, StageName, Store, Writer};
-use semel::topology::spec::{Mode, PostgresSink, Progress};
+use semel::topology::spec::{Ledger, Mode, PostgresSink, Progress};
 
-use super::fixture::{Database, PATIENCE, Session, Target, check, writer_of};
+use super::fixture::{Database, PASSES, PATIENCE, Session, Target, check, writer_of};
 use super::proxy::{Cut, Proxy};
 use crate::support;
 
@@ -51,7 +51,8 @@ impl Owner {
 
     /// Adds 10 for each partition, whose position moves by one.
     fn submit(&mut self, moves: &[(i32, i64)]) {
-        let records: Vec<String> = moves.iter().map(|(p, _)| format!(r#"{{"id":"p{p}","n":10}}"#)).collect();
+        let records: Vec<String> =
+            moves.iter().map(|(p, from)| format!(r#"{{"event":"{p}-{from}","id":"p{p}","n":10}}"#)).collect();
         let advances = moves.iter().map(|(p, from)| Advance {
             partition: partition(*p),
             epoch: self.store.claimed(&partition(*p)).unwrap().epoch,
@@ -88,6 +89,42 @@ fn an_owner_of_a_former_epoch_adds_nothing() {
     assert!(new.add(&[(1, 1)]).fenced);
     assert!(new.add(&[(1, 3)]).fenced);
     assert_eq!(db.table(), ["p0|20", "p1|20"]);
+}
+
+#[test]
+fn a_fenced_transaction_leaves_nothing_in_the_ledger() {
+    let Some(db) = Database::new("ledger_beside") else { return };
+    support::progress_tables(&db.url);
+    db.session.execute(&format!(
+        "{TABLE}; CREATE TABLE seen (event_id uuid PRIMARY KEY, seen_at timestamptz NOT NULL DEFAULT now())"
+    ));
+    let ledger = Ledger { table: format!("{}.seen", db.schema), retention: Duration::from_secs(86_400) };
+    let sink = PostgresSink { dedupe: Some(ledger), ..sink(&db) };
+    let (mut old, mut new) = (Owner::new(&db, sink.clone()), Owner::new(&db, sink));
+    let seen = || db.session.value("SELECT count(*) FROM seen");
+    old.claim(&[0]);
+    assert!(!old.add(&[(0, 0)]).fenced);
+    assert_eq!(new.claim(&[0]), [1]);
+    assert!(old.add(&[(0, 1)]).fenced);
+    assert_eq!((db.table(), seen()), (vec!["p0|10".to_owned()], "1".to_owned()));
+    let applied = new.add(&[(0, 1)]);
+    assert_eq!((applied.fenced, applied.rows, applied.duplicates), (false, 1, 0));
+    assert_eq!((db.table(), seen()), (vec!["p0|20".to_owned()], "2".to_owned()));
+}
+
+#[test]
+fn a_sum_that_is_tried_again_moves_its_position_once() {
+    let Some(db) = Database::new("tried_beside") else { return };
+    support::progress_tables(&db.url);
+    db.session.execute(TABLE);
+    let mut owner = Owner::new(&db, sink(&db));
+    owner.claim(&[0, 1]);
+    for (at, sqlstate) in (0..).zip(PASSES) {
+        db.refuses_twice(sqlstate);
+        assert!(!owner.add(&[(0, at), (1, at)]).fenced, "{sqlstate}");
+        assert_eq!(db.table(), [format!("p0|{}", (at + 1) * 10), format!("p1|{}", (at + 1) * 10)], "{sqlstate}");
+    }
+    assert_eq!(owner.target.writer.status().counts().retries, 2 * PASSES.len() as u64);
 }
 
 #[test]
