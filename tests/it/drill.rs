@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::job::harness::sql;
+use crate::job::harness::{Job, sql};
 use crate::support::{self, SEMEL};
 
 /// Orders that are priced and kept in a table; `GUARANTEE` and `COLUMNS` are the test's.
@@ -213,6 +213,35 @@ fn a_drill_reads_positions_beside_the_rows_and_finds_sums_exact() {
     for crash in report["crashes"].as_array().unwrap() {
         assert_eq!((counts(crash, "table balances"), &crash["positions_behind"]), (Some([0, 0, 0]), &0.into()));
     }
+}
+
+/// Records of the user's own, instead of those of the file's tests.
+#[test]
+fn a_drill_takes_its_records_from_a_file_or_from_the_topic() {
+    let Some(cluster) = support::broker("drills with given records") else { return };
+    let job = Job::new(cluster, "sample", 1);
+    let text = SUMS.split("[[tests]]").next().unwrap().replace("localhost:1", &cluster.brokers);
+    let text = text.replace("\"payments\"]\nevent", &format!("\"{}\"]\nevent", job.topic("in")));
+    let payments: Vec<(String, String)> = (0..12)
+        .map(|i| (format!("k{i}"), format!(r#"{{"event_id":"e{i}","account":"a{}","amount":{i}}}"#, i % 6)))
+        .collect();
+    job.produce_keyed("in", 1, payments.iter().cloned());
+    let lines = payments.iter().map(|(key, value)| format!("{{\"key\":\"{key}\",\"value\":{value}}}\n"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, lines.collect::<String>()).unwrap();
+    let file = file.path().to_str().unwrap();
+    let drills = |args: [&str; 2], records: u64, rows: u64| {
+        let (report, exit) = drill_text(&text, &args);
+        assert_eq!((exit, &report["broken"]), (Some(0), &Value::Bool(false)), "{report:#}");
+        assert!(report["input"].as_str().unwrap().starts_with(&format!("{records} records")), "{report:#}");
+        assert_eq!(report["without_crash"][0]["found"], rows, "{report:#}");
+        let crashes = report["crashes"].as_array().unwrap();
+        assert!(crashes.iter().any(|crash| crash["fate"] == "killed"), "{report:#}");
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| drills(["--input", file], 12, 6));
+        drills(["--sample", "4"], 4, 4);
+    });
 }
 
 /// What each way of giving an order its invoice does when the process is killed at order-3: guarantee, where, killed at,

@@ -2,9 +2,10 @@
 //! doubled.
 
 use nix::sys::signal::Signal;
+use semel::kafka::Isolation;
 
 use super::harness::{Job, Load, PATIENCE};
-use super::kill::{TABLE, TOPOLOGY, check, order};
+use super::kill::{self, TABLE, TOPOLOGY, check, order};
 use crate::support;
 
 #[test]
@@ -70,6 +71,37 @@ fn a_member_that_was_asleep_past_its_session_writes_nothing_of_what_another_took
     });
     job.drain(&file);
     check(&job, count);
+}
+
+/// Case 22: what a dead worker left open holds up readers until somebody ends it, or its timeout does.
+#[test]
+fn a_restart_with_fewer_workers_ends_what_the_others_left_open() {
+    let Some(cluster) = support::broker("a restart with fewer workers") else { return };
+    let job = Job::new(cluster, "fewer", 6);
+    let text = TOPOLOGY.split("[sinks.orders_table]").next().unwrap();
+    let settings = |workers: u32| {
+        let timeouts = "transaction_timeout = \"90s\"\nsession_timeout = \"120s\"\ncommit_interval = \"8s\"";
+        format!("workers = {workers}\n{timeouts}\n[kafka]\n")
+    };
+    let file = job.file(&text.replace("[kafka]\n", &settings(3)));
+    let process = job.start(&file);
+    let given = |worker: u32| {
+        process.log().lines().any(|line| line.contains("assigned") && line.contains(&format!(".{worker}\"")))
+    };
+    support::eventually(PATIENCE, "each worker has partitions", || (0..3).all(given));
+    job.produce_keyed("in", 6, (0..600).map(order));
+    let (read, all) = (Isolation::ReadCommitted, Isolation::ReadUncommitted);
+    let sum = |isolation| job.ends("out", isolation).iter().sum::<i64>();
+    support::eventually(PATIENCE, "outputs lie in open transactions", || sum(all) > 300);
+    process.kill();
+    assert!(sum(read) < sum(all), "the transactions are open");
+    let file = job.file(&text.replace("[kafka]\n", &settings(1)));
+    let process = job.start(&file);
+    support::eventually(PATIENCE, "readers are not held up any more", || sum(read) == sum(all));
+    process.stop();
+    let file = job.file(&text.replace("[kafka]\n", &settings(3)));
+    job.drain(&file);
+    assert_eq!(kill::outputs(&job, 600), (0, 0, 0), "lost, doubled and unexpected outputs");
 }
 
 #[test]
