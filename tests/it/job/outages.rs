@@ -3,8 +3,11 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use super::beside;
 use super::harness::{Job, Load, PATIENCE};
 use super::kill::{TABLE, TOPOLOGY, check, order};
+use super::ledger;
+use crate::postgres_sink::proxy::{Cut, Proxy};
 use crate::support;
 
 #[test]
@@ -77,4 +80,45 @@ fn a_table_that_goes_away_stops_the_job_and_no_position_passes_a_row_that_was_no
     job.drain(&file);
     check(&job, count);
     assert_eq!(job.read("dead-letters"), [], "no record goes to the dead letters for a missing table");
+}
+
+/// Case 18, of everything that a job commits in its database: claims, batches, and what it does again.
+#[test]
+fn sums_are_exact_though_commits_are_cut_before_and_after_the_server_has_them() {
+    let Some(cluster) = support::broker("COMMITs that are cut") else { return };
+    let proxy = Proxy::to(&cluster.database_url, Cut::Before, 0);
+    let cut = |job: &Job, file: &std::path::Path, record: fn(u64) -> (String, String)| {
+        let group = format!("{}.balances", job.name);
+        std::thread::scope(|scope| {
+            let load = Load::start(scope, job, 1_000, beside::PARTITIONS, record);
+            let mut process = job.start(file);
+            for cut in [Cut::Before, Cut::After] {
+                for times in 1..4 {
+                    proxy.next(cut, times);
+                    support::eventually(PATIENCE, "the cuts are made", || proxy.done());
+                    let before = job.progress(&group, "in");
+                    support::eventually(PATIENCE, "the job goes on", || job.progress(&group, "in") > before);
+                }
+            }
+            assert!(process.is_running(), "{}", process.log());
+            process.stop();
+            load.stop()
+        })
+    };
+    let through = |mut job: Job| {
+        job.database_url = proxy.url(&job.database_url);
+        job
+    };
+    let job = through(ledger::job(cluster, "cut-ledger"));
+    let file = job.file(&ledger::text());
+    let count = cut(&job, &file, ledger::payment);
+    job.drain(&file);
+    ledger::check(&job, count);
+
+    let job = through(Job::new(cluster, "cut-beside", beside::PARTITIONS));
+    beside::make_tables(&job);
+    let file = job.file(beside::TOPOLOGY);
+    let count = cut(&job, &file, beside::payment);
+    job.drain(&file);
+    beside::check(&job, count);
 }

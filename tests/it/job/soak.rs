@@ -199,7 +199,7 @@ impl World<'_> {
                 drop(lock);
             }
             Fault::Commit(cut) => {
-                self.commits.next(cut);
+                self.commits.next(cut, 1);
                 support::eventually(PATIENCE, &format!("a COMMIT is cut, {cut:?}"), || self.commits.done());
             }
             Fault::Start(kind, fault) => {

@@ -19,31 +19,34 @@ pub enum Cut {
     Silent,
 }
 
-/// The cut that is to be made, and how often.
-type Rule = Mutex<(Cut, u32)>;
-
-/// Forwards to `server`; the next COMMITs that pass cut their connection.
+/// Forwards to `server`; the next so many COMMITs that pass cut their connection.
 pub struct Proxy {
     pub address: SocketAddr,
-    rule: Arc<Rule>,
+    cuts: Arc<Cuts>,
 }
 
+type Cuts = Mutex<(Cut, u32)>;
+
 impl Proxy {
-    /// A proxy before the server of a url.
-    pub fn to(url: &str, cut: Cut, times: u32) -> Proxy {
-        let server = ("127.0.0.1", port(url)).to_socket_addrs().unwrap().next().unwrap();
+    pub fn start(server: SocketAddr, cut: Cut, times: u32) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let rule = Arc::new(Mutex::new((cut, times)));
-        let shared = Arc::clone(&rule);
+        let cuts = Arc::new(Mutex::new((cut, times)));
+        let shared = Arc::clone(&cuts);
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let Ok(server) = TcpStream::connect(server) else { continue };
-                let rule = Arc::clone(&shared);
-                thread::spawn(move || forward(client, server, &rule));
+                let cuts = Arc::clone(&shared);
+                thread::spawn(move || forward(client, server, &cuts));
             }
         });
-        Proxy { address, rule }
+        Proxy { address, cuts }
+    }
+
+    /// A proxy before the server of a url.
+    pub fn to(url: &str, cut: Cut, times: u32) -> Proxy {
+        let server = ("127.0.0.1", port(url)).to_socket_addrs().unwrap().next().unwrap();
+        Proxy::start(server, cut, times)
     }
 
     /// The url with this proxy in the place of its server.
@@ -52,14 +55,14 @@ impl Proxy {
         url.replace(&format!("127.0.0.1:{port}"), &here).replace(&format!("localhost:{port}"), &here)
     }
 
-    /// The next COMMIT meets this cut.
-    pub fn next(&self, cut: Cut) {
-        *self.rule.lock().unwrap() = (cut, 1);
+    /// Cuts the next so many COMMITs.
+    pub fn next(&self, cut: Cut, times: u32) {
+        *self.cuts.lock().unwrap() = (cut, times);
     }
 
     /// Whether all cuts were made.
     pub fn done(&self) -> bool {
-        self.rule.lock().unwrap().1 == 0
+        self.cuts.lock().unwrap().1 == 0
     }
 }
 
@@ -67,7 +70,15 @@ fn port(url: &str) -> u16 {
     Address::parse(url, "x").unwrap().config.get_ports().first().copied().unwrap_or(5432)
 }
 
-fn forward(mut client: TcpStream, mut server: TcpStream, rule: &Rule) {
+/// How the COMMIT at hand is to be cut, if it is.
+fn take(cuts: &Cuts) -> Option<Cut> {
+    let mut cuts = cuts.lock().unwrap();
+    let left = cuts.1.checked_sub(1)?;
+    cuts.1 = left;
+    Some(cuts.0)
+}
+
+fn forward(mut client: TcpStream, mut server: TcpStream, cuts: &Cuts) {
     let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
     let commits = Arc::new(AtomicU32::new(0));
     let cutting = Arc::clone(&commits);
@@ -91,15 +102,15 @@ fn forward(mut client: TcpStream, mut server: TcpStream, rule: &Rule) {
     let mut buffer = [0; 65536];
     while let Ok(n @ 1..) = client.read(&mut buffer) {
         let commit = buffer[..n].windows(7).any(|w| w == b"COMMIT\0");
-        match if commit { cut(rule) } else { None } {
+        match if commit { take(cuts) } else { None } {
             Some(Cut::Before) => break,
             Some(Cut::Silent) => {
                 silent.store(true, Ordering::SeqCst);
                 continue;
             }
-            Some(Cut::After) => commits.fetch_add(1, Ordering::SeqCst),
-            None => 0,
-        };
+            Some(Cut::After) => drop(commits.fetch_add(1, Ordering::SeqCst)),
+            None => {}
+        }
         if server.write_all(&buffer[..n]).is_err() {
             break;
         }
@@ -108,12 +119,4 @@ fn forward(mut client: TcpStream, mut server: TcpStream, rule: &Rule) {
     if commits.load(Ordering::SeqCst) == 0 {
         let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
     }
-}
-
-/// What a COMMIT meets.
-fn cut(rule: &Rule) -> Option<Cut> {
-    let mut rule = rule.lock().unwrap();
-    let (cut, left) = *rule;
-    rule.1 = left.checked_sub(1)?;
-    Some(cut)
 }
