@@ -150,6 +150,7 @@ impl Task {
                 self.compare_timelines(connection.timeline().await);
             }
             self.connection = Some(connection);
+            self.upkeep.reconnected();
         }
         let Some(connection) = &mut self.connection else { unreachable!("it was just opened") };
         let window = self.upkeep.window(connection).await?;

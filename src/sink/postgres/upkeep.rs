@@ -51,6 +51,11 @@ impl Upkeep {
         Ok(self.window)
     }
 
+    /// A new connection may lead to a database that lacks what was made: a promoted standby, a backup put back.
+    pub fn reconnected(&mut self) {
+        self.extended = None;
+    }
+
     /// Forgets what is old, every now and then. Never ends.
     pub async fn run(&mut self, status: &Status) -> Infallible {
         loop {

@@ -153,6 +153,27 @@ fn old_partitions_go_also_those_that_a_crash_left_half_detached() {
 }
 
 #[test]
+fn partitions_that_a_database_came_back_without_are_made_again() {
+    let Some(db) = Database::new("ledger_back") else { return };
+    db.session.execute(&format!("CREATE TABLE t (id text PRIMARY KEY, n int8 NOT NULL); {BY_DAY}"));
+    let separator = if db.url.contains('?') { '&' } else { '?' };
+    let url = format!("{}{separator}application_name={}", db.url, db.schema);
+    let mut target = Target::new(PostgresSink { url, ..sink(&db, Mode::Add) }).unwrap();
+    let record = |n: u64| format!(r#"{{"event":"{}","id":"a","n":1}}"#, id(0, n));
+    assert_eq!(target.write(&[&record(1)], 1).rows, 1);
+    // As a standby that was behind when they were made.
+    db.session.execute(
+        "DO $$ DECLARE p regclass; BEGIN FOR p IN SELECT inhrelid FROM pg_inherits WHERE inhparent = 'seen'::regclass \
+         LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$",
+    );
+    let end =
+        format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{}'", db.schema);
+    assert_eq!(db.session.value(&end), "t");
+    assert_eq!(target.write(&[&record(2)], 1).rows, 1);
+    assert_eq!((db.table(), db.session.value("SELECT count(*) FROM seen")), (vec!["a|2".to_owned()], "1".to_owned()));
+}
+
+#[test]
 fn two_writers_with_the_same_events_add_each_once() {
     let Some(db) = Database::new("ledger_two") else { return };
     db.session.execute(&format!("CREATE TABLE t (id text PRIMARY KEY, n int8 NOT NULL); {FLAT}"));
