@@ -38,7 +38,7 @@ mod writer;
 pub use address::Address;
 pub use batch::Batch;
 pub use breaker::Breaker;
-pub use connect::session;
+pub use connect::{Connection, session};
 pub use create::{Sample, create_ledger, create_table, samples};
 pub use layout::{Column, Layout, Type};
 pub use ledger::LedgerTable;

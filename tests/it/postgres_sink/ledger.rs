@@ -2,6 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use semel::sink::postgres::Connection;
 use semel::topology::spec::{Ledger, Mode, PostgresSink};
 
 use super::fixture::{Database, Session, Summary, Target, check};
@@ -171,6 +172,30 @@ fn partitions_that_a_database_came_back_without_are_made_again() {
     assert_eq!(db.session.value(&end), "t");
     assert_eq!(target.write(&[&record(2)], 1).rows, 1);
     assert_eq!((db.table(), db.session.value("SELECT count(*) FROM seen")), (vec!["a|2".to_owned()], "1".to_owned()));
+}
+
+/// Case 40: its size is bounded, and what may come again is still known.
+#[test]
+fn a_flat_ledger_forgets_what_is_older_than_its_retention_and_nothing_else() {
+    let Some(db) = Database::new("ledger_flat") else { return };
+    db.session.execute(&format!("CREATE TABLE t (id text PRIMARY KEY, n int8 NOT NULL); {FLAT}"));
+    let mut target = Target::new(sink(&db, Mode::Add)).unwrap();
+    let record = |event: &str| format!(r#"{{"event":"{event}","id":"a","n":1}}"#);
+    target.write(&[&record("old"), &record("young")], 2);
+    db.session.execute("UPDATE seen SET seen_at = now() - interval '71 hours'");
+    // More than are deleted in one transaction, past the three days.
+    db.session.execute(
+        "INSERT INTO seen SELECT gen_random_uuid(), now() - interval '73 hours' FROM generate_series(1, 5001)",
+    );
+    let ledger = target.checked.ledger.clone().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let forgotten = runtime.block_on(async {
+        let mut connection = Connection::open(&target.checked.address, true).await?;
+        ledger.forget_old(&mut connection).await
+    });
+    assert_eq!(forgotten.map_err(|e| e.to_string()), Ok(5001));
+    assert_eq!(target.write(&[&record("old"), &record("young")], 2).duplicates, 2);
+    assert_eq!((db.table(), db.session.value("SELECT count(*) FROM seen")), (vec!["a|2".to_owned()], "2".to_owned()));
 }
 
 #[test]
