@@ -236,8 +236,9 @@ impl Positions {
     }
 
     fn outside(&self, partition: &TopicPartition, position: Position, low: Position, high: Position) -> Failure {
+        let keeper = if self.store.is_some() { "semel.sink_offsets, stage" } else { "group" };
         Failure::stopped(format!(
-            "the position of {partition} in group {} is {position}, but the log holds offsets {low} to {high}: records \
+            "the position of {partition} in {keeper} {} is {position}, but the log holds offsets {low} to {high}: records \
              were deleted before they were read. Nothing was skipped; once you know what is missing, semel reset {} \
              sets the position anew",
             self.group, self.file

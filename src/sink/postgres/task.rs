@@ -193,8 +193,8 @@ impl Task {
         {
             tracing::warn!(
                 node = %self.config.layout.node, before, now,
-                "a standby was promoted: rows that its primary had acknowledged last may be missing here, while the \
-                 positions in Kafka stand past them; semel reset sets the stage back to a time before"
+                "a standby was promoted, or a backup put back: rows that were acknowledged last may be missing here, while \
+                 the positions in Kafka stand past them; semel reset sets the stage back to a time before"
             );
         }
         self.timeline = now.or(self.timeline.take());

@@ -92,11 +92,11 @@ impl<'c> Transaction<'c> {
         Ok(())
     }
 
-    /// Commits. A connection that closes meanwhile, or a server that does not answer in time, leaves the outcome
-    /// unknown, and the whole transaction must be done again: it waits for the locks of the first, or meets its rows.
+    /// Commits. A connection that closes meanwhile, or an answer that does not come in time, leaves the outcome unknown:
+    /// the whole transaction must be done again. It waits for the locks of this one while the server is still at it.
     pub async fn commit(self) -> Result<(), Error> {
         crash::at(Point::BeforeDatabaseCommit);
-        self.simple("COMMIT").await?;
+        answered(self.connection.client.batch_execute("COMMIT")).await?.map_err(|e| self.connection.error(&e))?;
         crash::at(Point::AfterDatabaseCommit);
         self.connection.dirty = false;
         Ok(())
@@ -147,8 +147,8 @@ fn values<'a>(params: &'a Params<'_>) -> Vec<&'a (dyn ToSql + Sync)> {
     params.iter().map(|(value, _)| *value).collect()
 }
 
-/// Bounds the wait for an answer. Past it the connection is thrown away: the server may still
-/// be at it.
+/// Bounds the wait for an answer. Past it the connection is thrown away: the server may still be at it, or something
+/// between here and there keeps the connection open that has lost it.
 async fn answered<T>(query: impl Future<Output = T>) -> Result<T, Error> {
     let seconds = ANSWER_TIMEOUT.as_secs();
     timeout(ANSWER_TIMEOUT, query).await.map_err(|_| Error::Connection(format!("no answer within {seconds} s")))

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use semel::kafka::Isolation;
+use semel::record::{Position, TopicPartition};
 use semel::runtime::app;
 use semel::runtime::reset::{Reset, To};
 use semel::topology::plan::Plan;
@@ -285,6 +286,24 @@ fn a_database_put_back_without_its_positions_is_refused() {
     job.sql("TRUNCATE THE_TABLE");
     job.drain(&file);
     check(&job, 200);
+}
+
+/// The database goes back to a time of which the topic holds nothing any more.
+#[test]
+fn a_database_put_back_to_before_the_log_is_refused() {
+    let Some(job) = job("before") else { return };
+    let file = job.file(TOPOLOGY);
+    produce(&job, 0..100);
+    job.drain(&file);
+    let partition = TopicPartition::new(job.topic("in"), 0);
+    job.admin.delete_records(&[(partition, Position(5))]).unwrap();
+    let back = format!("UPDATE semel.sink_offsets SET next_offset = 3 WHERE stage = '{}.balances'", job.name);
+    job.sql(&format!("{back} AND partition = 0"));
+    let output = job.run_drain(&file);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(5), "{message}");
+    let named = format!("in semel.sink_offsets, stage {}.balances is 3, but the log holds offsets 5 to ", job.name);
+    assert!(message.contains(&named), "{message}");
 }
 
 /// Offsets of a group expire when it rests; the database knows where to go on.

@@ -82,6 +82,28 @@ fn a_lost_commit_adds_once_with_a_ledger() {
     }
 }
 
+/// Something between here and the server keeps a connection open that it has lost: no silent stall.
+#[test]
+fn a_commit_that_is_never_answered_is_done_again() {
+    let Some(db) = Database::new("unanswered") else { return };
+    db.session.execute(
+        "CREATE TABLE t (id text PRIMARY KEY, n int8 NOT NULL); \
+         CREATE TABLE seen (event_id uuid PRIMARY KEY, seen_at timestamptz NOT NULL DEFAULT now())",
+    );
+    let proxy = Proxy::to(&db.url, Cut::Before, 0);
+    let ledger = Ledger { table: format!("{}.seen", db.schema), retention: Duration::from_secs(86_400) };
+    let url = proxy.url(&db.url);
+    let sink = PostgresSink { url, mode: Mode::Add, version: None, dedupe: Some(ledger), ..db.sink("t") };
+    let mut target = Target::new(sink).unwrap();
+    proxy.next(Cut::Silent, 1);
+    target.writer.submit(target.batch(&[r#"{"event":"e1","id":"a","n":1}"#]));
+    eventually("it says so", || {
+        target.writer.status().waiting().is_some_and(|w| w.reason.contains("no answer within 45 s"))
+    });
+    assert_eq!(target.answer().unwrap().rows, 1);
+    assert_eq!(db.table(), ["a|1"]);
+}
+
 /// A sum has no guard that would make the half of a batch harmless.
 #[test]
 fn a_sum_that_is_tried_again_is_added_once() {
