@@ -73,11 +73,21 @@ pub struct StageStatus {
     /// Records whose events the ledger knew.
     pub duplicates: Counter,
     rejects: Mutex<BTreeMap<(String, &'static str), u64>>,
+    moved_on: OnceLock<()>,
 }
 
 impl StageStatus {
     pub fn new(name: &str) -> StageStatus {
         StageStatus { name: name.to_owned(), ..StageStatus::default() }
+    }
+
+    /// Every partition of the group, also those of other instances, went on since this process started.
+    pub fn move_on(&self) {
+        self.moved_on.get_or_init(|| ());
+    }
+
+    pub fn has_moved_on(&self) -> bool {
+        self.moved_on.get().is_some()
     }
 
     /// A batch begins.

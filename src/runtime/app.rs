@@ -20,6 +20,7 @@ use crate::runtime::identity::{Identity, default_state_dir};
 use crate::runtime::job_topic::{JobTopic, Memory};
 use crate::runtime::kafka_task::KafkaTask;
 use crate::runtime::link::link;
+use crate::runtime::moved::Moved;
 use crate::runtime::past;
 use crate::runtime::positions::Positions;
 use crate::runtime::postgres_task::PostgresTask;
@@ -103,6 +104,7 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
     let started = Instant::now();
     let stop = Arc::clone(&options.stop);
     let job = Job { plan, connection, admin: Arc::clone(&admin), topic: Arc::clone(&job_topic), memory: &memory, stop };
+    let flat: Vec<bool> = checked.iter().map(forgets_by_itself).collect();
     let mut running = Vec::new();
     for ((stage, topics), checked) in stages.iter().zip(&topics).zip(checked) {
         match job.start(stage, topics, checked) {
@@ -117,7 +119,18 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
     let statuses: Vec<_> = running.iter().map(|r| Arc::clone(&r.status)).collect();
     let mut display = Display::new(&statuses, options.progress);
     let mut looked_after = Subscriptions::new(&topology.file, subscriptions(plan, &stages, &topics, &running));
+    let mut moved: Vec<Moved> = stages
+        .iter()
+        .zip(&topics)
+        .zip(&statuses)
+        .zip(flat)
+        .filter(|(_, flat)| *flat)
+        .map(|(((stage, topics), status), _)| {
+            Moved::new(&stage.group, topics.partitions().collect(), Arc::clone(status))
+        })
+        .collect();
     let watched = watch(&running, drain, &mut looked_after, &options.stop, &admin, &mut || {
+        moved.iter_mut().for_each(|moved| moved.look(&admin));
         display.tick(|| preflight::lags(&admin, &stages, &topics));
     });
     options.stop.store(true, Ordering::SeqCst);
@@ -153,6 +166,11 @@ pub fn chosen<'a>(plan: &'a Plan, only: Option<&str>) -> Result<Vec<&'a Stage>, 
             names.join(", ")
         ))
     })
+}
+
+/// A flat ledger takes an event that it has forgotten for a new one.
+fn forgets_by_itself(checked: &Option<Checked>) -> bool {
+    checked.as_ref().and_then(|checked| checked.ledger.as_ref()).is_some_and(|ledger| !ledger.partitioned)
 }
 
 fn unset_variables(topology: &Topology, stages: &[&Stage]) -> Result<(), Failure> {

@@ -9,6 +9,7 @@ pub mod job_topic;
 mod kafka_task;
 mod kept;
 mod link;
+mod moved;
 pub mod past;
 mod positions;
 mod postgres_task;

@@ -322,7 +322,9 @@ impl Task for PostgresTask {
     }
 
     fn committed(&mut self, batch: BatchId) {
-        self.writer.status().positions_committed();
+        if self.status.has_moved_on() {
+            self.writer.status().positions_committed();
+        }
         if self.beside.as_mut().is_some_and(|beside| beside.committed(batch)) {
             self.submit();
         }

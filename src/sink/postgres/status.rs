@@ -68,7 +68,7 @@ impl Status {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Tells the writer that positions past its batches were committed.
+    /// Tells the writer that positions are past what a crash before this process may have left to be delivered again.
     pub fn positions_committed(&self) {
         self.positions_committed.get_or_init(Instant::now);
     }
