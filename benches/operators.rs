@@ -18,7 +18,8 @@ use semel::operator::{Environment, Outcome, Pipeline, partition};
 use semel::record::{Headers, Input, Offset};
 use semel::topology::plan::{Plan, Stage, StageKind};
 use semel::topology::spec::{
-    Format, Guarantee, Kafka, KafkaSink, Node, NodeId, NodeKind, OnError, Port, Source, Start, Tombstones, Topology,
+    Format, Guarantee, Kafka, KafkaSink, Membership, Node, NodeId, NodeKind, OnError, Port, Source, Start, Tombstones,
+    Topology,
 };
 use uuid::Uuid;
 
@@ -90,6 +91,7 @@ fn topology(nodes: Vec<Node>) -> Topology {
         shutdown_timeout: Duration::from_secs(30),
         transaction_timeout: Duration::from_secs(10),
         session_timeout: Duration::from_secs(15),
+        membership: Membership::Static,
         instance: None,
         state_dir: None,
         on_error: OnError::Reject,

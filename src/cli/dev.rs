@@ -16,6 +16,9 @@ pub struct Args {
 enum Command {
     /// Bring it up and leave it up; prints two `export` lines for the shell: eval "$(semel dev up)".
     Up {
+        /// So many brokers on this machine, 1 to 5; of three, topics are kept by all. Refused where KAFKA_BROKERS is set.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=5))]
+        brokers: Option<u8>,
         /// Print one JSON object instead.
         #[arg(long)]
         json: bool,
@@ -42,6 +45,8 @@ enum Command {
         #[arg(long)]
         grace_ms: u64,
         #[arg(long)]
+        brokers: usize,
+        #[arg(long)]
         private: bool,
         #[arg(long, value_parser = setting)]
         broker_setting: Vec<(String, String)>,
@@ -56,25 +61,34 @@ fn setting(text: &str) -> Result<(String, String), String> {
 /// Runs the command.
 pub fn run(args: Args) -> Result<Exit, Failure> {
     match args.command {
-        Command::Up { json } => up(json),
+        Command::Up { brokers, json } => up(brokers.map(usize::from), json),
         Command::Down { force, json } => down(force, json),
         Command::Status { json } => status(json),
-        Command::Supervise { directory, grace_ms, private, broker_setting } => cluster::supervise(&Supervise {
-            directory,
-            grace: Duration::from_millis(grace_ms),
-            private,
-            broker_settings: broker_setting,
-        }),
+        Command::Supervise { directory, grace_ms, brokers, private, broker_setting } => {
+            cluster::supervise(&Supervise {
+                directory,
+                grace: Duration::from_millis(grace_ms),
+                private,
+                broker_settings: broker_setting,
+                brokers,
+            })
+        }
     }
 }
 
-fn up(json: bool) -> Result<Exit, Failure> {
+fn up(brokers: Option<usize>, json: bool) -> Result<Exit, Failure> {
+    let variable = Server::Kafka.variable();
+    if brokers.is_some() && std::env::var_os(variable).is_some() {
+        return Err(Failure::refused(format!(
+            "{variable} names a Kafka that has its own number of brokers: unset it, or leave out --brokers"
+        )));
+    }
     for server in [Server::Kafka, Server::Postgres] {
         if std::env::var_os(server.variable()).is_some() {
             eprintln!("{} is set, but `dev up` brings up its own", server.variable());
         }
     }
-    let cluster = Cluster::pin(&Options::default(), &|text| eprintln!("{text}"))?;
+    let cluster = Cluster::pin(&Options { brokers, ..Options::default() }, &|text| eprintln!("{text}"))?;
     if json {
         let object = serde_json::json!({
             "brokers": cluster.brokers, "database_url": cluster.database_url, "description": cluster.description,
@@ -123,23 +137,20 @@ fn status(json: bool) -> Result<Exit, Failure> {
         println!("the development cluster is not up; bring it up with: semel dev up");
         return Ok(Exit::Done);
     };
-    print_server("Kafka", status.kafka.as_ref());
-    print_server("Postgres", status.postgres.as_ref());
+    print_servers("Kafka", &status.kafka);
+    print_servers("Postgres", status.postgres.as_slice());
     println!("{}", lifetime(&status));
     println!("logs: {}", status.directory.display());
     Ok(Exit::Done)
 }
 
-fn print_server(name: &str, server: Option<&ServerStatus>) {
-    match server {
-        None => println!("{name}: not started"),
-        Some(s) => println!(
-            "{}: {} at {}{}",
-            s.description,
-            if s.up { "up" } else { "down" },
-            s.address,
-            s.pid.map(|pid| format!(", process {pid}")).unwrap_or_default()
-        ),
+fn print_servers(name: &str, servers: &[ServerStatus]) {
+    if servers.is_empty() {
+        println!("{name}: not started");
+    }
+    for s in servers {
+        let (state, pid) = (if s.up { "up" } else { "down" }, s.pid.map(|pid| format!(", process {pid}")));
+        println!("{}: {state} at {}{}", s.description, s.address, pid.unwrap_or_default());
     }
 }
 

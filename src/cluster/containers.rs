@@ -27,7 +27,8 @@ pub(super) fn kafka(setup: &Setup, progress: &dyn Fn(&str)) -> Option<Box<dyn Ba
     let port = place::free_port().ok()?;
     let address = format!("{}:{port}", engine.host);
     let own = kafka::SETTINGS.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-    let settings = own.chain(setup.broker_settings.iter().cloned()).chain([
+    let alone = kafka::replication(1).into_iter().map(|(key, value)| (key.to_owned(), value));
+    let settings = own.chain(alone).chain(setup.broker_settings.iter().cloned()).chain([
         ("node.id".into(), "1".into()),
         ("process.roles".into(), "broker,controller".into()),
         ("controller.quorum.voters".into(), "1@localhost:9093".into()),

@@ -1,5 +1,7 @@
-//! Apache Kafka as one KRaft node: in a container, else as a JVM of this machine from Maven artifacts.
+//! Apache Kafka as KRaft nodes that are broker and controller: one in a container, else JVMs of this machine from Maven
+//! artifacts.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder};
 use std::io::{self, Read, Write as _};
@@ -22,28 +24,69 @@ const TITLE: &str = "Apache Kafka 4.2.0";
 /// Brokers of this version need it.
 const OLDEST_JAVA: u32 = 17;
 
-/// What one node needs to work alone, and what keeps tests quick: few partitions of internal topics, no wait for more
-/// group members, transactions that timed out are aborted within a second, and a killed broker is let in again as soon
-/// as its former session has ended (9 s by default).
+/// What keeps tests quick: few partitions of internal topics, no wait for more
+/// group members, members of the new protocol (KIP-848) are forgotten as soon as those of the old may be, transactions
+/// that timed out are aborted within a second, and a killed broker is let in again as soon as its former session has
+/// ended (9 s by default).
 pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("offsets.topic.num.partitions", "4"),
-    ("offsets.topic.replication.factor", "1"),
     ("transaction.state.log.num.partitions", "4"),
-    ("transaction.state.log.replication.factor", "1"),
-    ("transaction.state.log.min.isr", "1"),
     ("transaction.abort.timed.out.transaction.cleanup.interval.ms", "1000"),
     ("share.coordinator.state.topic.num.partitions", "4"),
-    ("share.coordinator.state.topic.replication.factor", "1"),
-    ("share.coordinator.state.topic.min.isr", "1"),
     ("group.initial.rebalance.delay.ms", "0"),
+    ("group.consumer.min.session.timeout.ms", "6000"),
+    ("group.consumer.session.timeout.ms", "6000"),
+    ("group.consumer.min.heartbeat.interval.ms", "1000"),
+    ("group.consumer.heartbeat.interval.ms", "1000"),
     ("broker.heartbeat.interval.ms", "1000"),
     ("broker.session.timeout.ms", "5000"),
     ("auto.create.topics.enable", "false"),
 ];
 
-/// A container where an engine answers, else local processes. Fails with what to install.
-pub(super) fn backend(setup: &Setup, progress: &dyn Fn(&str)) -> Result<Box<dyn Backend>, Failure> {
-    if let Some(container) = containers::kafka(setup, progress) {
+/// How often topics are kept: by three brokers at most, and by two of three before a write is acknowledged. Topics that
+/// do not say otherwise as well as those of the cluster's own.
+pub(super) fn replication(brokers: usize) -> Vec<(&'static str, String)> {
+    let (factor, in_sync) = (brokers.min(3), if brokers < 3 { 1 } else { 2 });
+    let factors = [
+        "default.replication.factor",
+        "offsets.topic.replication.factor",
+        "transaction.state.log.replication.factor",
+        "share.coordinator.state.topic.replication.factor",
+    ];
+    let in_syncs = ["min.insync.replicas", "transaction.state.log.min.isr", "share.coordinator.state.topic.min.isr"];
+    let factors = factors.map(|name| (name, factor.to_string()));
+    factors.into_iter().chain(in_syncs.map(|name| (name, in_sync.to_string()))).collect()
+}
+
+/// What the brokers of a cluster know of each other.
+#[derive(Clone, Debug)]
+pub(super) struct Nodes {
+    id: String,
+    /// Of each node: the port of its broker's and of its controller's listener. Node ids count from 1.
+    ports: Vec<(u16, u16)>,
+}
+
+impl Nodes {
+    pub(super) fn new(count: usize) -> Result<Nodes, Failure> {
+        Ok(Nodes { id: cluster_id(), ports: ports(count)? })
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// Of a node's log and its files.
+    pub(super) fn name(&self, node: usize) -> String {
+        if self.count() == 1 { "kafka".to_owned() } else { format!("kafka-{node}") }
+    }
+}
+
+/// A container where an engine answers and one broker is enough, else local processes. `node` counts from 1. Fails with
+/// what to install.
+pub(super) fn backend(setup: &Setup, node: usize, progress: &dyn Fn(&str)) -> Result<Box<dyn Backend>, Failure> {
+    if setup.nodes.count() == 1
+        && let Some(container) = containers::kafka(setup, progress)
+    {
         return Ok(container);
     }
     let bundle = bundle();
@@ -58,14 +101,17 @@ pub(super) fn backend(setup: &Setup, progress: &dyn Fn(&str)) -> Result<Box<dyn 
     let Some(java) = java.filter(|_| missing.is_empty()) else {
         return Err(missing.failure(TITLE, "KAFKA_BROKERS"));
     };
-    let libraries = bundle.fetch(&setup.directory.join("mvn-kafka.log"), progress)?.join("files");
+    let name = setup.nodes.name(node);
+    let libraries = bundle.fetch(&setup.directory.join(format!("mvn-{name}.log")), progress)?.join("files");
     let local = LocalKafka {
         java,
         libraries,
         directory: setup.directory.clone(),
-        data: setup.data.join("kafka"),
+        data: setup.data.join(&name),
+        name,
         settings: setup.broker_settings.clone(),
-        ports: ports()?,
+        node,
+        nodes: setup.nodes.clone(),
         formatted: false,
         process: None,
     };
@@ -105,9 +151,14 @@ fn java_version(text: &str) -> Option<u32> {
     }
 }
 
-fn ports() -> Result<(u16, u16), Failure> {
-    let port = || place::free_port().map_err(|error| Failure::unreachable(error.to_string()));
-    Ok((port()?, port()?))
+/// Two for each node, none of them twice.
+fn ports(nodes: usize) -> Result<Vec<(u16, u16)>, Failure> {
+    let mut taken = BTreeSet::new();
+    while taken.len() < 2 * nodes {
+        taken.insert(place::free_port().map_err(|error| Failure::unreachable(error.to_string()))?);
+    }
+    let taken: Vec<u16> = taken.into_iter().collect();
+    Ok(taken.chunks(2).map(|pair| (pair[0], pair[1])).collect())
 }
 
 #[derive(Debug)]
@@ -116,20 +167,21 @@ struct LocalKafka {
     libraries: PathBuf,
     directory: PathBuf,
     data: PathBuf,
+    name: String,
     settings: Vec<(String, String)>,
-    /// Of the broker's and of the controller's listener.
-    ports: (u16, u16),
+    node: usize,
+    nodes: Nodes,
     formatted: bool,
     process: Option<Process>,
 }
 
 impl LocalKafka {
     fn log(&self) -> PathBuf {
-        self.directory.join("kafka.log")
+        self.directory.join(format!("{}.log", self.name))
     }
 
     fn properties(&self) -> PathBuf {
-        self.directory.join("server.properties")
+        self.directory.join(format!("{}.properties", self.name))
     }
 
     /// A JVM with Kafka on its class path.
@@ -146,18 +198,21 @@ impl LocalKafka {
             Failure::refused(format!("cannot write Kafka's files under {}: {error}", self.directory.display()))
         };
         DirBuilder::new().recursive(true).mode(0o700).create(&self.data).map_err(in_place)?;
-        fs::write(self.properties(), properties(self.ports, &self.data, &self.settings)).map_err(in_place)?;
+        fs::write(self.properties(), properties(self.node, &self.nodes, &self.data, &self.settings))
+            .map_err(in_place)?;
         fs::write(self.directory.join("log4j2.properties"), LOG4J).map_err(in_place)?;
         let mut command = self.jvm(&["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]);
-        command.args(["kafka.tools.StorageTool", "format", "--cluster-id", &cluster_id(), "--config"]);
+        command.args(["kafka.tools.StorageTool", "format", "--cluster-id", &self.nodes.id, "--config"]);
         command.arg(self.properties());
-        process::run(command, "formatting Kafka's storage", &self.directory.join("kafka-format.log"))?;
+        process::run(command, "formatting Kafka's storage", &self.directory.join(format!("{}-format.log", self.name)))?;
         self.formatted = true;
         Ok(())
     }
 
     fn launch(&mut self) -> Result<(), Failure> {
-        let mut command = self.jvm(&["-Xms256m", "-Xmx768m"]);
+        // Several share the machine.
+        let heap = if self.nodes.count() == 1 { ["-Xms256m", "-Xmx768m"] } else { ["-Xms128m", "-Xmx256m"] };
+        let mut command = self.jvm(&heap);
         command.arg("kafka.Kafka").arg(self.properties());
         let mut process = Process::spawn(command, &self.log(), Signal::SIGKILL)
             .map_err(|error| Failure::unreachable(format!("{} cannot be run: {error}", self.java.display())))?;
@@ -170,11 +225,14 @@ impl LocalKafka {
 
 impl Backend for LocalKafka {
     fn description(&self) -> String {
-        format!("{TITLE} (local JVM)")
+        match self.nodes.count() {
+            1 => format!("{TITLE} (local JVM)"),
+            count => format!("{TITLE} (local JVM, broker {} of {count})", self.node),
+        }
     }
 
     fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.ports.0)
+        format!("127.0.0.1:{}", self.nodes.ports[self.node - 1].0)
     }
 
     fn start(&mut self) -> Result<(), Failure> {
@@ -183,10 +241,11 @@ impl Backend for LocalKafka {
         }
         self.format()?;
         let result = self.launch();
-        if result.as_ref().is_err_and(|failure| failure.message.contains("Address already in use")) {
+        let taken = result.as_ref().is_err_and(|failure| failure.message.contains("Address already in use"));
+        if taken && self.nodes.count() == 1 {
             // Somebody took a port between our look and the start. Only before the first success: later the address
-            // is known to users.
-            self.ports = ports()?;
+            // is known to users. Several nodes know each other's.
+            self.nodes = Nodes::new(1)?;
             let _ = fs::remove_dir_all(&self.data);
             self.format()?;
             return self.launch();
@@ -233,16 +292,19 @@ fn cluster_id() -> String {
     format!("semel{}{}A", place::random_name(), place::random_name())
 }
 
-fn properties(ports: (u16, u16), data: &Path, extra: &[(String, String)]) -> String {
-    let (broker, controller) = ports;
+fn properties(node: usize, nodes: &Nodes, data: &Path, extra: &[(String, String)]) -> String {
+    let (broker, controller) = nodes.ports[node - 1];
+    let voters = (1..).zip(&nodes.ports).map(|(node, (_, controller))| format!("{node}@127.0.0.1:{controller}"));
+    let voters = voters.collect::<Vec<_>>().join(",");
     let mut text = format!(
-        "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:{controller}\n\
+        "process.roles=broker,controller\nnode.id={node}\ncontroller.quorum.voters={voters}\n\
          listeners=PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}\n\
          advertised.listeners=PLAINTEXT://127.0.0.1:{broker}\ncontroller.listener.names=CONTROLLER\n\
          listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT\nlog.dirs={}\n",
         data.display()
     );
-    let own = SETTINGS.iter().map(|(key, value)| (*key, *value));
+    let replication = replication(nodes.count());
+    let own = SETTINGS.iter().copied().chain(replication.iter().map(|(key, value)| (*key, value.as_str())));
     for (key, value) in own.chain(extra.iter().map(|(key, value)| (key.as_str(), value.as_str()))) {
         let _ = writeln!(text, "{key}={value}");
     }
@@ -274,9 +336,28 @@ mod tests {
     #[test]
     fn settings_of_the_caller_come_last_so_that_they_win() {
         let extra = [("auto.create.topics.enable".to_owned(), "true".to_owned())];
-        let text = properties((1, 2), Path::new("/data"), &extra);
+        let nodes = Nodes { id: String::new(), ports: vec![(1, 2)] };
+        let text = properties(1, &nodes, Path::new("/data"), &extra);
         assert!(text.contains("listeners=PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2\n"));
-        assert!(text.ends_with("auto.create.topics.enable=false\nauto.create.topics.enable=true\n"));
+        assert!(text.contains("auto.create.topics.enable=false\n"));
+        assert!(text.ends_with("\nauto.create.topics.enable=true\n"));
+    }
+
+    #[test]
+    fn nodes_know_each_other_and_keep_internal_topics_three_times() {
+        let nodes = Nodes { id: String::new(), ports: vec![(1, 2), (3, 4), (5, 6)] };
+        let text = properties(2, &nodes, Path::new("/data"), &[]);
+        for line in [
+            "node.id=2",
+            "controller.quorum.voters=1@127.0.0.1:2,2@127.0.0.1:4,3@127.0.0.1:6",
+            "listeners=PLAINTEXT://127.0.0.1:3,CONTROLLER://127.0.0.1:4",
+            "offsets.topic.replication.factor=3",
+            "transaction.state.log.replication.factor=3",
+            "transaction.state.log.min.isr=2",
+            "min.insync.replicas=2",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+        }
     }
 
     #[test]

@@ -6,8 +6,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::kafka::Nodes;
 use super::wire::{Action, ServerStatus};
-use super::{Server, kafka, postgres};
+use super::{kafka, postgres};
 use crate::error::Failure;
 
 /// How often a server that nobody asks about is looked at.
@@ -37,6 +38,15 @@ pub(super) struct Setup {
     pub(super) data: PathBuf,
     /// `key=value`, added to the broker's configuration.
     pub(super) broker_settings: Vec<(String, String)>,
+    pub(super) nodes: Nodes,
+}
+
+/// What a keeper runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kept {
+    /// The node of that number, from 1.
+    Kafka(usize),
+    Postgres,
 }
 
 /// Something to do, and where to tell of it.
@@ -53,7 +63,7 @@ pub(super) enum Event {
 }
 
 /// The thread's body: works off `jobs` until their sender is gone, then ends the server without care for its data.
-pub(super) fn keep(server: Server, setup: &Setup, jobs: &Receiver<Job>, status: &Arc<Mutex<Option<ServerStatus>>>) {
+pub(super) fn keep(kept: Kept, setup: &Setup, jobs: &Receiver<Job>, status: &Arc<Mutex<Option<ServerStatus>>>) {
     let mut backend: Option<Box<dyn Backend>> = None;
     loop {
         match jobs.recv_timeout(WATCH) {
@@ -61,7 +71,7 @@ pub(super) fn keep(server: Server, setup: &Setup, jobs: &Receiver<Job>, status: 
                 let progress = |text: &str| {
                     let _ = job.events.send(Event::Progress(text.to_owned()));
                 };
-                let result = act(server, setup, &mut backend, job.action, &progress);
+                let result = act(kept, setup, &mut backend, job.action, &progress);
                 publish(&mut backend, status);
                 let _ = job.events.send(Event::Done(result));
             }
@@ -72,7 +82,7 @@ pub(super) fn keep(server: Server, setup: &Setup, jobs: &Receiver<Job>, status: 
 }
 
 fn act(
-    server: Server,
+    kept: Kept,
     setup: &Setup,
     backend: &mut Option<Box<dyn Backend>>,
     action: Action,
@@ -88,9 +98,9 @@ fn act(
     }
     let running = match backend {
         Some(backend) => backend,
-        None => backend.insert(match server {
-            Server::Kafka => kafka::backend(setup, progress)?,
-            Server::Postgres => postgres::backend(setup, progress)?,
+        None => backend.insert(match kept {
+            Kept::Kafka(node) => kafka::backend(setup, node, progress)?,
+            Kept::Postgres => postgres::backend(setup, progress)?,
         }),
     };
     if !running.is_alive() {

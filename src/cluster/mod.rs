@@ -81,6 +81,9 @@ pub struct Options {
     pub grace: Duration,
     /// Added to the broker's configuration; only for a private cluster.
     pub broker_settings: Vec<(String, String)>,
+    /// So many brokers: refused for given ones, and for a shared cluster that is up with another number. Default: those
+    /// that are there, else one.
+    pub brokers: Option<usize>,
 }
 
 impl Default for Options {
@@ -92,6 +95,7 @@ impl Default for Options {
             use_given: true,
             grace: Duration::from_secs(10),
             broker_settings: Vec::new(),
+            brokers: None,
         }
     }
 }
@@ -104,12 +108,14 @@ pub struct Supervise {
     /// Nobody comes back to it: its runtime directory goes too.
     pub private: bool,
     pub broker_settings: Vec<(String, String)>,
+    pub brokers: usize,
 }
 
 impl Supervise {
     fn arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["dev".into(), "supervise".into(), self.directory.clone().into()];
         arguments.extend(["--grace-ms".into(), self.grace.as_millis().to_string().into()]);
+        arguments.extend(["--brokers".into(), self.brokers.to_string().into()]);
         if self.private {
             arguments.push("--private".into());
         }
@@ -185,6 +191,11 @@ impl Cluster {
             given: Vec::new(),
             connection: None,
         };
+        if options.brokers.is_some() && options.use_given && given::address(Server::Kafka).is_some() {
+            return Err(Failure::refused(
+                "KAFKA_BROKERS names a Kafka that has its own number of brokers: unset it to have so many brought up",
+            ));
+        }
         let mut own = Vec::new();
         for &server in &options.servers {
             match given::address(server).filter(|_| options.use_given) {
@@ -205,13 +216,21 @@ impl Cluster {
             grace: if private { Duration::ZERO } else { options.grace },
             private,
             broker_settings: options.broker_settings.clone(),
+            brokers: options.brokers.unwrap_or(1),
         };
         let launch = client::Launch { executable: executable(options)?, arguments: supervise.arguments() };
         let (lines, status) = client::hold(place, &launch, &own, pin, progress)?;
-        for (server, up) in [(Server::Kafka, status.kafka), (Server::Postgres, status.postgres)] {
-            if let Some(up) = up.filter(|_| own.contains(&server)) {
-                cluster.description.push(up.description);
-                cluster.set_address(server, up.address);
+        if let Some(wanted) = options.brokers.filter(|wanted| *wanted != status.brokers) {
+            return Err(Failure::refused(format!(
+                "the development cluster is up with {} broker(s), not {wanted}: stop it first with: semel dev down",
+                status.brokers
+            )));
+        }
+        for (server, up) in [(Server::Kafka, status.kafka), (Server::Postgres, Vec::from_iter(status.postgres))] {
+            if own.contains(&server) {
+                let addresses: Vec<_> = up.iter().map(|server| server.address.clone()).collect();
+                cluster.set_address(server, addresses.join(","));
+                cluster.description.extend(up.into_iter().map(|server| server.description));
             }
         }
         cluster.connection = Some(Mutex::new(lines));
@@ -225,47 +244,63 @@ impl Cluster {
         }
     }
 
-    /// Stops the broker in order (SIGTERM) and starts it again on the same port and data. Blocks until it answers.
+    /// Stops the broker, or all of them, in order (SIGTERM) and starts it again on the same port and data. Blocks until
+    /// it answers.
     ///
     /// # Errors
     /// This and the following are refused unless the cluster is private and the server its own.
     pub fn restart_kafka(&self) -> Result<(), Failure> {
-        self.control(Server::Kafka, Action::Restart)
+        self.control(Server::Kafka, None, Action::Restart)
     }
 
     /// Stops the broker in order. Blocks until its process is gone.
     pub fn stop_kafka(&self) -> Result<(), Failure> {
-        self.control(Server::Kafka, Action::Stop)
+        self.control(Server::Kafka, None, Action::Stop)
     }
 
     /// Kills the broker (SIGKILL).
     pub fn kill_kafka(&self) -> Result<(), Failure> {
-        self.control(Server::Kafka, Action::Kill)
+        self.control(Server::Kafka, None, Action::Kill)
     }
 
     /// Starts a stopped or killed broker on the same port and data. Blocks until it answers.
     pub fn start_kafka(&self) -> Result<(), Failure> {
-        self.control(Server::Kafka, Action::Start)
+        self.control(Server::Kafka, None, Action::Start)
+    }
+
+    /// Stops one of several brokers in order; they count from 1.
+    pub fn stop_broker(&self, broker: usize) -> Result<(), Failure> {
+        self.control(Server::Kafka, Some(broker), Action::Stop)
+    }
+
+    /// Kills one of several brokers.
+    pub fn kill_broker(&self, broker: usize) -> Result<(), Failure> {
+        self.control(Server::Kafka, Some(broker), Action::Kill)
+    }
+
+    /// Starts one of several brokers again. Blocks until it answers.
+    pub fn start_broker(&self, broker: usize) -> Result<(), Failure> {
+        self.control(Server::Kafka, Some(broker), Action::Start)
     }
 
     /// Stops Postgres by its fast shutdown and starts it again on the same port and data. Blocks until it answers.
     pub fn restart_postgres(&self) -> Result<(), Failure> {
-        self.control(Server::Postgres, Action::Restart)
+        self.control(Server::Postgres, None, Action::Restart)
     }
 
     /// Stops Postgres by its fast shutdown. Blocks until its process is gone.
     pub fn stop_postgres(&self) -> Result<(), Failure> {
-        self.control(Server::Postgres, Action::Stop)
+        self.control(Server::Postgres, None, Action::Stop)
     }
 
     /// Kills Postgres (SIGKILL), its sessions included.
     pub fn kill_postgres(&self) -> Result<(), Failure> {
-        self.control(Server::Postgres, Action::Kill)
+        self.control(Server::Postgres, None, Action::Kill)
     }
 
     /// Starts a stopped or killed Postgres on the same port and data. Blocks until it answers.
     pub fn start_postgres(&self) -> Result<(), Failure> {
-        self.control(Server::Postgres, Action::Start)
+        self.control(Server::Postgres, None, Action::Start)
     }
 
     /// The servers that the environment gave: what is left on them stays.
@@ -281,7 +316,7 @@ impl Cluster {
         }
     }
 
-    fn control(&self, server: Server, action: Action) -> Result<(), Failure> {
+    fn control(&self, server: Server, broker: Option<usize>, action: Action) -> Result<(), Failure> {
         if self.given.contains(&server) {
             let variable = server.variable();
             return Err(Failure::refused(format!("the server that {variable} names is not ours to stop or start")));
@@ -289,7 +324,7 @@ impl Cluster {
         if !self.private {
             return Err(Failure::refused("others use the shared development cluster: take a private one"));
         }
-        self.ask(&Request::Control { server, action })?;
+        self.ask(&Request::Control { server, broker, action })?;
         Ok(())
     }
 

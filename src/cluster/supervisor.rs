@@ -9,7 +9,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::keeper::{self, Event, Job, Setup};
+use super::kafka::Nodes;
+use super::keeper::{self, Event, Job, Kept, Setup};
 use super::place::{self, Place};
 use super::wire::{Action, Lines, Reply, Request, ServerStatus, Status};
 use super::{Server, Supervise};
@@ -30,7 +31,9 @@ pub fn supervise(options: &Supervise) -> Result<Exit, Failure> {
     }
     super::containers::remove_left_behind(&place.directory);
     place.remove_data();
-    for left in [place.socket(), place.log("kafka"), place.log("postgres")] {
+    let nodes = Nodes::new(options.brokers)?;
+    let logs = (1..=nodes.count()).map(|node| place.log(&nodes.name(node)));
+    for left in logs.chain([place.socket(), place.log("postgres")]) {
         let _ = fs::remove_file(left);
     }
     let data = place.make_data().map_err(broken)?;
@@ -38,17 +41,13 @@ pub fn supervise(options: &Supervise) -> Result<Exit, Failure> {
         directory: place.directory.clone(),
         data: data.clone(),
         broker_settings: options.broker_settings.clone(),
+        nodes,
     };
 
-    let (kafka, kafka_thread) = Keeper::spawn(Server::Kafka, setup.clone());
-    let (postgres, postgres_thread) = Keeper::spawn(Server::Postgres, setup);
-    let supervisor = Arc::new(Supervisor {
-        place: place.clone(),
-        kafka,
-        postgres,
-        usage: Mutex::new(Use::new()),
-        changed: Condvar::new(),
-    });
+    let kept = (1..=setup.nodes.count()).map(Kept::Kafka).chain([Kept::Postgres]);
+    let (keepers, threads): (Vec<_>, Vec<_>) = kept.map(|kept| Keeper::spawn(kept, setup.clone())).unzip();
+    let supervisor =
+        Arc::new(Supervisor { place: place.clone(), keepers, usage: Mutex::new(Use::new()), changed: Condvar::new() });
     let listener = UnixListener::bind(place.socket()).map_err(broken)?;
     stop_on_signals(supervisor.clone())?;
     let door = supervisor.clone();
@@ -62,10 +61,9 @@ pub fn supervise(options: &Supervise) -> Result<Exit, Failure> {
 
     // In this order: no new connection, servers gone, data gone, lock free.
     let _ = fs::remove_file(place.socket());
-    supervisor.kafka.close();
-    supervisor.postgres.close();
+    supervisor.keepers.iter().for_each(Keeper::close);
     let deadline = Instant::now() + LAST_STOP;
-    for ended in [kafka_thread, postgres_thread] {
+    for ended in threads {
         let _ = ended.recv_timeout(deadline.saturating_duration_since(Instant::now()));
     }
     // By name, not by what is written down: the directory may be gone with a test's temporary one.
@@ -115,6 +113,7 @@ fn stop_on_signals(supervisor: Arc<Supervisor>) -> Result<(), Failure> {
 /// The supervisor's end of a keeper.
 #[derive(Debug)]
 struct Keeper {
+    kept: Kept,
     /// `None` once closed.
     jobs: Mutex<Option<Sender<Job>>>,
     status: Arc<Mutex<Option<ServerStatus>>>,
@@ -122,16 +121,16 @@ struct Keeper {
 
 impl Keeper {
     /// Also answers a receiver that wakes when the thread has ended.
-    fn spawn(server: Server, setup: Setup) -> (Keeper, Receiver<()>) {
+    fn spawn(kept: Kept, setup: Setup) -> (Keeper, Receiver<()>) {
         let (jobs, work) = channel();
         let (alive, ended) = channel();
         let status = Arc::new(Mutex::new(None));
         let shared = status.clone();
         thread::spawn(move || {
-            keeper::keep(server, &setup, &work, &shared);
+            keeper::keep(kept, &setup, &work, &shared);
             drop(alive);
         });
-        (Keeper { jobs: Mutex::new(Some(jobs)), status }, ended)
+        (Keeper { kept, jobs: Mutex::new(Some(jobs)), status }, ended)
     }
 
     fn close(&self) {
@@ -141,6 +140,14 @@ impl Keeper {
     fn send(&self, action: Action, events: Sender<Event>) {
         if let Some(jobs) = &*self.jobs.lock().expect("no holder of the jobs panics") {
             let _ = jobs.send(Job { action, events });
+        }
+    }
+
+    /// Whether it runs such a server; with a number, that broker.
+    fn runs(&self, server: Server, broker: Option<usize>) -> bool {
+        match self.kept {
+            Kept::Kafka(node) => server == Server::Kafka && broker.is_none_or(|broker| broker == node),
+            Kept::Postgres => server == Server::Postgres,
         }
     }
 
@@ -181,8 +188,7 @@ impl Use {
 #[derive(Debug)]
 struct Supervisor {
     place: Place,
-    kafka: Keeper,
-    postgres: Keeper,
+    keepers: Vec<Keeper>,
     usage: Mutex<Use>,
     changed: Condvar,
 }
@@ -218,22 +224,17 @@ impl Supervisor {
         }
     }
 
-    fn keeper(&self, server: Server) -> &Keeper {
-        match server {
-            Server::Kafka => &self.kafka,
-            Server::Postgres => &self.postgres,
-        }
-    }
-
     fn status(&self) -> Status {
         let usage = self.lock();
+        let of = |server| self.keepers.iter().filter(move |k| k.runs(server, None)).filter_map(Keeper::status);
         Status {
             pid: std::process::id(),
             directory: self.place.directory.clone(),
             pinned: usage.pinned,
             users: usage.users,
-            kafka: self.kafka.status(),
-            postgres: self.postgres.status(),
+            brokers: self.keepers.iter().filter(|keeper| keeper.runs(Server::Kafka, None)).count(),
+            kafka: of(Server::Kafka).collect(),
+            postgres: of(Server::Postgres).next(),
         }
     }
 }
@@ -271,14 +272,16 @@ fn serve(supervisor: &Supervisor, mut lines: Lines) {
                     let Some(taken) = Hold::take(supervisor) else { return };
                     hold = Some(taken);
                 }
-                let result = act(supervisor, &mut lines, &servers, Action::Start);
+                let result = act(supervisor, &mut lines, &servers, None, Action::Start);
                 supervisor.change(|u| {
                     u.failed = result.is_err();
                     u.pinned |= pin && result.is_ok();
                 });
                 result.map(|()| Reply::Status(supervisor.status()))
             }
-            Request::Control { server, action } => act(supervisor, &mut lines, &[server], action).map(|()| Reply::Done),
+            Request::Control { server, broker, action } => {
+                act(supervisor, &mut lines, &[server], broker, action).map(|()| Reply::Done)
+            }
             Request::Status => Ok(Reply::Status(supervisor.status())),
             Request::Release { force } => Ok(supervisor.change(|u| {
                 u.pinned = false;
@@ -293,11 +296,20 @@ fn serve(supervisor: &Supervisor, mut lines: Lines) {
 }
 
 /// Has the keepers of `servers` do `action` at the same time, and passes on what they say.
-fn act(supervisor: &Supervisor, lines: &mut Lines, servers: &[Server], action: Action) -> Result<(), Failure> {
+fn act(
+    supervisor: &Supervisor,
+    lines: &mut Lines,
+    servers: &[Server],
+    broker: Option<usize>,
+    action: Action,
+) -> Result<(), Failure> {
     let (events, inbox) = channel();
-    for server in servers {
-        supervisor.keeper(*server).send(action, events.clone());
+    let meant = |keeper: &&Keeper| servers.iter().any(|server| keeper.runs(*server, broker));
+    let keepers: Vec<&Keeper> = supervisor.keepers.iter().filter(meant).collect();
+    if keepers.is_empty() {
+        return Err(Failure::refused("the cluster has no broker of that number"));
     }
+    keepers.iter().for_each(|keeper| keeper.send(action, events.clone()));
     drop(events);
     let mut failures: Vec<Failure> = Vec::new();
     let mut done = 0;
@@ -312,7 +324,7 @@ fn act(supervisor: &Supervisor, lines: &mut Lines, servers: &[Server], action: A
             }
         }
     }
-    if failures.is_empty() && done < servers.len() {
+    if failures.is_empty() && done < keepers.len() {
         return Err(Failure::unreachable("the development cluster is stopping"));
     }
     let Some(first) = failures.first() else { return Ok(()) };

@@ -12,15 +12,15 @@ use crate::error::{Exit, Failure};
 
 /// Part of the shared cluster's directory name, so that builds that speak differently do not meet. Raise it with any
 /// change of these types.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Request {
     /// Brings these servers up and keeps them up as long as the connection is open, or for good with `pin`.
     Hold { servers: Vec<Server>, pin: bool },
-    /// Acts on a server of a held cluster.
-    Control { server: Server, action: Action },
+    /// Acts on a server of a held cluster; of the brokers on one of them, or on all.
+    Control { server: Server, broker: Option<usize>, action: Action },
     /// Asks what is up.
     Status,
     /// Takes the pin away; with `force` stops even under users.
@@ -80,7 +80,10 @@ pub struct Status {
     pub pinned: bool,
     /// Connections that hold it up now.
     pub users: usize,
-    pub kafka: Option<ServerStatus>,
+    /// How many brokers it has when it is up.
+    pub brokers: usize,
+    /// Those that were started, in their order.
+    pub kafka: Vec<ServerStatus>,
     pub postgres: Option<ServerStatus>,
 }
 

@@ -71,6 +71,16 @@ impl Consumer {
         self.group.subscribe(topics)
     }
 
+    /// Whether the group has let this member in. Asks the client's own thread, not the network. Errors: the client has
+    /// given up, such as for an instance id that [`is_unreleased_instance`](Error::is_unreleased_instance).
+    pub fn has_joined(&self) -> Result<bool, Error> {
+        match self.client.fatal(Operation::Consume) {
+            Some(error) => Err(error),
+            // Where the broker assigns, a member that only asks to be let in is at epoch 0.
+            None => Ok(self.group.metadata().is_some_and(|m| m.is_member() && m.generation() > 0)),
+        }
+    }
+
     /// Waits up to `timeout` for what comes next. A message borrows the consumer, so none can be held across a change
     /// of the assignment.
     #[inline]

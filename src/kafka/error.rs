@@ -231,7 +231,8 @@ impl Error {
     pub fn disposition(&self) -> Disposition {
         use Operation::*;
         match self.code {
-            Code::FENCED_INSTANCE => return Disposition::Fatal(Exit::Twin),
+            // To the member itself it is final. Else a request of ours, on its way while we joined anew, says the same.
+            Code::FENCED_INSTANCE if self.fatal => return Disposition::Fatal(Exit::Twin),
             // A rebuild of the consumer answers it; who counts the tries decides when it is a twin.
             Code::UNRELEASED_INSTANCE => return Disposition::Rebuild,
             Code::FENCED | Code::PRODUCER_FENCED | Code::INVALID_PRODUCER_EPOCH if !self.abortable => {
@@ -330,7 +331,11 @@ fn is_refusal(code: Code) -> bool {
 fn is_group_caused(code: Code) -> bool {
     matches!(
         code,
-        Code::ILLEGAL_GENERATION | Code::UNKNOWN_MEMBER | Code::STALE_MEMBER_EPOCH | Code::FENCED_MEMBER_EPOCH
+        Code::ILLEGAL_GENERATION
+            | Code::UNKNOWN_MEMBER
+            | Code::STALE_MEMBER_EPOCH
+            | Code::FENCED_MEMBER_EPOCH
+            | Code::FENCED_INSTANCE
     )
 }
 

@@ -52,8 +52,10 @@ fn every_class_of_error_has_its_answer() {
         (CommitPositions, Code::UNKNOWN_MEMBER, No, REJOIN),
         (CommitPositions, Code::REBALANCE_IN_PROGRESS, No, Retry),
         (CommitPositions, Code::TIMED_OUT, No, Retry),
+        // Who we were before we joined anew; a twin is told to the member.
+        (SendOffsets, Code::FENCED_INSTANCE, Abortable, REJOIN),
+        (CommitPositions, Code::FENCED_INSTANCE, No, REJOIN),
         // Somebody else.
-        (SendOffsets, Code::FENCED_INSTANCE, Abortable, TWIN),
         (Consume, Code::FENCED_INSTANCE, Fatal, TWIN),
         (Consume, Code::UNRELEASED_INSTANCE, Fatal, Rebuild),
         (Commit, Code::FENCED, Fatal, Fenced),

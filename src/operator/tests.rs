@@ -169,6 +169,7 @@ pub(super) fn plan(nodes: Vec<Node>, sources: Vec<NodeId>, order: Vec<NodeId>) -
         shutdown_timeout: Duration::from_secs(30),
         transaction_timeout: Duration::from_secs(10),
         session_timeout: Duration::from_secs(15),
+        membership: Membership::Static,
         instance: None,
         state_dir: None,
         on_error: OnError::Reject,

@@ -19,6 +19,7 @@ use crate::runtime::drain::Drain;
 use crate::runtime::identity::{Identity, default_state_dir};
 use crate::runtime::job_topic::{JobTopic, Memory};
 use crate::runtime::kafka_task::KafkaTask;
+use crate::runtime::let_in;
 use crate::runtime::link::link;
 use crate::runtime::moved::Moved;
 use crate::runtime::past;
@@ -30,7 +31,7 @@ use crate::runtime::task::Task;
 use crate::runtime::worker::{RetryTopic, Worker, WorkerOptions};
 use crate::sink::postgres::{self, Checked, StageName, Store};
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{NodeKind, PostgresSink, Progress, Topology};
+use crate::topology::spec::{Membership, NodeKind, PostgresSink, Progress, Topology};
 
 const ASK: Duration = Duration::from_secs(10);
 const REACH: Duration = Duration::from_secs(8);
@@ -333,8 +334,7 @@ impl Job<'_> {
         let (worker_end, committer_end) = link();
         let store = checked.and_then(|checked| store(self.plan, stage, topics, checked, &identity)).map(Arc::new);
         let task = self.task(stage, topics, checked, store.clone(), status)?;
-        // With the consumer protocol a static newcomer is refused until its former self times out.
-        let static_member = self.connection.properties.get("group.protocol").is_none_or(|p| p == "classic");
+        let static_member = topology.membership == Membership::Static;
         let consumer_options = ConsumerOptions {
             instance_id: static_member.then_some(identity.as_str()),
             session_timeout: topology.session_timeout,
@@ -343,10 +343,18 @@ impl Job<'_> {
             ..ConsumerOptions::new(&stage.group)
         };
         let refused = |e: Error| Failure::refused(e.to_string());
-        let consumer = Consumer::new(&self.named(&identity), &consumer_options).map_err(refused)?;
-        let committer = Committer::new(options, committer_end, consumer.group(), Arc::clone(status))?;
         let names: Vec<&str> = topics.sources.iter().map(|(topic, _, _)| &**topic).collect();
-        consumer.subscribe(&names).map_err(refused)?;
+        let connection = self.named(&identity);
+        let (consumer, committer);
+        if static_member && topology.kafka.broker_assigns() {
+            // Before the transactional ids are taken: it is not the twin that runs which has to give way.
+            consumer = let_in::join(&connection, &consumer_options, &names, &self.admin, &self.stop)?;
+            committer = Committer::new(options, committer_end, consumer.group(), Arc::clone(status))?;
+        } else {
+            consumer = Consumer::new(&connection, &consumer_options).map_err(refused)?;
+            committer = Committer::new(options, committer_end, consumer.group(), Arc::clone(status))?;
+            consumer.subscribe(&names).map_err(refused)?;
+        }
         let first = |topic: &str| self.memory.first_partitions(&stage.name, topic);
         let positions = Positions {
             file: topology.file.clone(),

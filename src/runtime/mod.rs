@@ -8,6 +8,7 @@ mod identity;
 pub mod job_topic;
 mod kafka_task;
 mod kept;
+mod let_in;
 mod link;
 mod moved;
 pub mod past;

@@ -105,6 +105,14 @@ pub const TOP: Section = Section {
             "after this the group gives away the partitions of a process that is gone",
         ),
         key(
+            "membership",
+            "`\"static\"` or `\"dynamic\"`",
+            "`\"static\"`, with `\"group.protocol\" = \"consumer\"` `\"dynamic\"`",
+            "in the consumer groups (KIP-345): a static member that comes back within the session has its partitions \
+             again without a rebalance, and the ones of a member that stopped rest for so long; where the broker \
+             assigns (KIP-848), a static member that crashed is let in again when its session there has ended",
+        ),
+        key(
             "instance",
             "letters, digits, `.`, `_`, `-`",
             "made once, kept in `state_dir`",

@@ -23,6 +23,7 @@ pub struct Topology {
     pub shutdown_timeout: Duration,
     pub transaction_timeout: Duration,
     pub session_timeout: Duration,
+    pub membership: Membership,
     /// Overrides the instance id that semel makes and keeps in its state directory.
     pub instance: Option<String>,
     pub state_dir: Option<PathBuf>,
@@ -62,6 +63,21 @@ impl Guarantee {
     }
 }
 
+/// How the process is a member of its consumer groups (KIP-345).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Membership {
+    /// By its instance: one that comes back within the session has its partitions again without a rebalance.
+    Static,
+    /// Each start is a new member.
+    Dynamic,
+}
+
+impl Membership {
+    /// Each with the word for it in the file.
+    pub const WORDS: [(&'static str, Membership); 2] =
+        [("static", Membership::Static), ("dynamic", Membership::Dynamic)];
+}
+
 /// What happens to a record that an operator fails on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnError {
@@ -75,6 +91,13 @@ pub struct Kafka {
     pub brokers: String,
     /// librdkafka properties, none of which breaks the guarantee.
     pub properties: BTreeMap<String, String>,
+}
+
+impl Kafka {
+    /// The broker assigns partitions (KIP-848), not a member.
+    pub fn broker_assigns(&self) -> bool {
+        self.properties.get("group.protocol").is_some_and(|protocol| protocol == "consumer")
+    }
 }
 
 #[derive(Clone, Debug)]

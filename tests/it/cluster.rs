@@ -120,7 +120,7 @@ fn servers_of_a_private_cluster_come_back_with_the_same_address_and_data() {
     cluster.kill_postgres().unwrap();
     cluster.kill_kafka().unwrap();
     let down = status(&cluster);
-    assert!(!down.kafka.unwrap().up && !down.postgres.unwrap().up);
+    assert!(down.kafka.iter().all(|broker| !broker.up) && !down.postgres.unwrap().up);
     cluster.start_postgres().unwrap();
     cluster.start_kafka().unwrap();
     assert_eq!(query(&cluster, "UPDATE kept SET n = n + 1 RETURNING n"), ["42"]);

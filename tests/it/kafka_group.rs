@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use semel::commit::metadata::TopicIds;
 use semel::error::{Disposition, Exit};
-use semel::kafka::{Consumer, ConsumerOptions, Polled};
+use semel::kafka::{Code, Consumer, ConsumerOptions, Polled};
 use semel::record::{Position, TopicPartition};
 
 use crate::kafka_support::*;
@@ -228,6 +228,50 @@ fn a_static_member_that_closes_has_its_partitions_back() {
         _ => None,
     });
     assert_eq!(error.disposition(), Disposition::Fatal(Exit::Twin), "{error}");
+}
+
+/// A request that was on its way while we joined anew names a member that is no more: no twin, but a batch to redo.
+#[test]
+fn who_a_static_member_was_before_it_joined_anew_is_no_twin() {
+    if !online() {
+        return;
+    }
+    let topic = Topic::new("static-again", 1);
+    let group = unique("group");
+    let options = ConsumerOptions { instance_id: Some("a"), ..ConsumerOptions::new(&group) };
+    let mut member = Consumer::new(&connection(), &options).unwrap();
+    member.subscribe(&[&topic.name]).unwrap();
+    let joined = |member: &mut Consumer, not: &str| {
+        poll_until(member, |c| {
+            match c.poll(Duration::from_millis(100)) {
+                Polled::Assign(partitions) => {
+                    let start: Vec<_> = partitions.into_iter().map(|p| (p, Position(0))).collect();
+                    c.assign(&start).unwrap();
+                }
+                Polled::Revoke { partitions, .. } => c.unassign(&partitions).unwrap(),
+                Polled::Failed(error) => panic!("{error}"),
+                _ => {}
+            }
+            c.group().metadata().filter(|m| m.is_member() && m.member_id() != not && !c.assignment().is_empty())
+        })
+    };
+    let before = joined(&mut member, "");
+    member.group().unsubscribe().unwrap();
+    member.subscribe(&[&topic.name]).unwrap();
+    let now = joined(&mut member, before.member_id());
+
+    let producer = transactional(&unique("id"), &[topic.target()]);
+    producer.begin().unwrap();
+    send(&producer, 0, None, Some(b"x"), &[]);
+    let positions = [(topic.partition(0), Position(1))];
+    let error = producer.send_offsets(&positions, &TopicIds::default(), &before, SECONDS).unwrap_err();
+    assert_eq!(error.code(), Code::FENCED_INSTANCE, "{error}");
+    assert_eq!(error.disposition(), Disposition::AbortTxn { rejoin: true });
+    producer.abort(SECONDS).unwrap();
+    producer.begin().unwrap();
+    send(&producer, 0, None, Some(b"x"), &[]);
+    producer.send_offsets(&positions, &TopicIds::default(), &now, SECONDS).unwrap();
+    producer.commit(SECONDS).unwrap();
 }
 
 #[test]

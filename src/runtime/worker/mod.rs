@@ -324,6 +324,8 @@ impl Worker {
     fn reported(&self, error: Error) -> Result<(), Failure> {
         match error.disposition() {
             Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
+            // Our place was given to another while we were away.
+            _ if error.is_unreleased_instance() => Err(Failure::new(Exit::Twin, error.to_string())),
             // The client is dead and would go on without partitions.
             _ if error.is_fatal() => Err(Failure::stopped(error.to_string())),
             Disposition::Retry

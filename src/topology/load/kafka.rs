@@ -15,6 +15,10 @@ pub struct Timeouts {
     pub session: Duration,
 }
 
+const STRATEGY: &str = "partition.assignment.strategy";
+/// The strategies that semel is tested with. Members of a group cannot mix them.
+const STRATEGIES: [&str; 2] = ["cooperative-sticky", "range"];
+
 /// Reads `[kafka]`.
 pub fn read(cx: &mut Cx<'_>, item: &Item<'_>, span: std::ops::Range<usize>, timeouts: &Timeouts) -> Option<Kafka> {
     let table = cx.table(item, span, &keys::KAFKA, "`[kafka]`")?;
@@ -27,7 +31,16 @@ pub fn read(cx: &mut Cx<'_>, item: &Item<'_>, span: std::ops::Range<usize>, time
     for (name, span, value) in &properties {
         check_property(cx, name, span.clone(), value, timeouts);
     }
-    Some(Kafka { brokers: brokers?.value, properties: into_map(properties) })
+    let strategy = properties.iter().find(|(name, ..)| name == STRATEGY).map(|(_, span, _)| span.clone());
+    let properties = into_map(properties);
+    let kafka = brokers.map(|brokers| Kafka { brokers: brokers.value, properties });
+    if let Some(span) = strategy
+        && kafka.as_ref().is_some_and(Kafka::broker_assigns)
+    {
+        let message = format!("`{STRATEGY}` has no place beside `group.protocol` = \"consumer\": the broker assigns");
+        cx.found.error(code::KAFKA_PROPERTY, span, message).help("leave one of them out");
+    }
+    kafka
 }
 
 fn check_brokers(cx: &mut Cx<'_>, brokers: &Text) {
@@ -80,6 +93,11 @@ fn check_property(cx: &mut Cx<'_>, name: &str, span: std::ops::Range<usize>, val
 /// Properties that are free within bounds that the timeouts set.
 fn check_bound(cx: &mut Cx<'_>, name: &str, value: &Text, timeouts: &Timeouts) {
     let (transaction, session) = (timeouts.transaction.as_millis() as i64, timeouts.session.as_millis() as i64);
+    if name == STRATEGY && !value.unset && !STRATEGIES.contains(&value.value.as_str()) {
+        let message = format!("`{STRATEGY}` must be \"cooperative-sticky\" or \"range\", not {}", value.shown);
+        cx.found.error(code::KAFKA_PROPERTY, value.span.clone(), message).help("one of them, the same in all members");
+        return;
+    }
     let Ok(ms) = value.value.trim().parse::<i64>() else { return };
     let problem = match name {
         "max.poll.interval.ms" if ms < 2 * transaction => format!(

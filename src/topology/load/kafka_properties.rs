@@ -4,7 +4,11 @@
 pub const OWN: &[(&[&str], &str, &str)] = &[
     (&["bootstrap.servers", "metadata.broker.list"], "all clients go to one cluster", "set `brokers`"),
     (&["group.id"], "the consumer group is the topology's `name`, or `<name>.<sink>`", "change `name`"),
-    (&["group.instance.id"], "it is made of the instance and the worker", "set `instance`, or leave it to semel"),
+    (
+        &["group.instance.id"],
+        "it is made of the instance and the worker",
+        "set `instance` or `membership`, or leave it to semel",
+    ),
     (
         &["transactional.id"],
         "it must be the same after every restart, or a transaction left open blocks readers",
@@ -71,11 +75,7 @@ pub const OWN: &[(&[&str], &str, &str)] = &[
         "records are partitioned as Java clients do (murmur2), so that keys meet",
         "set `key` of the sink, or use `rekey`",
     ),
-    (
-        &["partition.assignment.strategy", "group.remote.assignor", "group.protocol.type"],
-        "semel chooses the strategy by what the topology needs",
-        "leave it out",
-    ),
+    (&["group.remote.assignor", "group.protocol.type"], "semel chooses by what the topology needs", "leave it out"),
     (&["enable.partition.eof"], "semel finds the end of a topic by positions", "leave it out"),
     (&["topic.blacklist"], "a topic that the client ignores would look empty", "leave the topic out of `topics`"),
     (
@@ -162,6 +162,7 @@ pub const KNOWN: &[&str] = &[
     "metadata.max.age.ms",
     "metadata.recovery.rebootstrap.trigger.ms",
     "metadata.recovery.strategy",
+    "partition.assignment.strategy",
     "plugin.library.paths",
     "produce.offset.report",
     "queue.buffering.backpressure.threshold",

@@ -7,7 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::finding::{Finding, Findings, code};
 use super::keys;
-use super::spec::{Kafka, Node, Topology};
+use super::spec::{Kafka, Membership, Node, Topology};
 use cx::{Cx, Item, Table};
 use nodes::{Draft, Part};
 
@@ -91,6 +91,9 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     }
     let settings = top::settings(cx, &top);
     let kafka = kafka_table(cx, &top, &settings);
+    // Where the broker assigns, it refuses a static member's successor until the session of a crashed one has ended.
+    let broker_assigns = kafka.as_ref().is_some_and(Kafka::broker_assigns);
+    let usual = if broker_assigns { Membership::Dynamic } else { Membership::Static };
     let drafts = drafts(cx, &top);
     check_names(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
     let inputs = graph::connect(cx, &drafts);
@@ -114,6 +117,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
         shutdown_timeout: settings.shutdown_timeout,
         transaction_timeout: settings.transaction_timeout,
         session_timeout: settings.session_timeout,
+        membership: settings.membership.unwrap_or(usual),
         instance: settings.instance,
         state_dir: settings.state_dir,
         on_error: settings.on_error,

@@ -9,7 +9,7 @@ use super::nodes;
 use super::read::{duration_text, one_of};
 use crate::topology::finding::code;
 use crate::topology::keys;
-use crate::topology::spec::{Guarantee, OnError};
+use crate::topology::spec::{Guarantee, Membership, OnError};
 
 /// What the broker accepts by default (`transaction.max.timeout.ms`, `group.min.session.timeout.ms`,
 /// `group.max.session.timeout.ms`).
@@ -29,6 +29,7 @@ pub struct Settings {
     pub shutdown_timeout: Duration,
     pub transaction_timeout: Duration,
     pub session_timeout: Duration,
+    pub membership: Option<Membership>,
     pub instance: Option<String>,
     pub state_dir: Option<PathBuf>,
     pub on_error: OnError,
@@ -49,6 +50,7 @@ pub fn settings(cx: &mut Cx<'_>, top: &Table<'_>) -> Settings {
             .duration(top, "transaction_timeout", Duration::from_secs(1))
             .unwrap_or(Duration::from_secs(10)),
         session_timeout: cx.duration(top, "session_timeout", Duration::from_secs(1)).unwrap_or(Duration::from_secs(15)),
+        membership: cx.choice(top, "membership", &Membership::WORDS),
         instance: instance(cx, top),
         state_dir: cx.string(top, "state_dir").filter(|dir| !dir.unset).map(|dir| PathBuf::from(dir.value)),
         on_error: nodes::on_error(cx, top).unwrap_or(OnError::Reject),

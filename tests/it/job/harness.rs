@@ -130,11 +130,18 @@ impl Job {
 
     /// Starts `semel run`; its log goes to a file that failing tests show.
     pub fn start(&self, file: &Path) -> Process {
+        self.start_with(file, &[])
+    }
+
+    /// As [`start`](Job::start), with variables of the environment.
+    pub fn start_with(&self, file: &Path, environment: &[(&str, &str)]) -> Process {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let log = self.dir.path().join(format!("run-{}.log", NEXT.fetch_add(1, Ordering::Relaxed)));
         let to = fs::File::create(&log).unwrap();
         let args = ["run", file.to_str().unwrap(), "--quiet"];
-        Process { child: self.semel(&args).stdout(Stdio::null()).stderr(to).spawn().unwrap(), log }
+        let mut command = self.semel(&args);
+        command.envs(environment.iter().copied()).stdout(Stdio::null()).stderr(to);
+        Process { child: command.spawn().unwrap(), log }
     }
 
     /// Produces records and waits until all are acknowledged.

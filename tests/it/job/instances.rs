@@ -1,12 +1,18 @@
 //! Several processes of one job: they share the partitions, and whatever happens to one of them nothing is lost or
 //! doubled.
 
+use std::time::{Duration, Instant};
+
 use nix::sys::signal::Signal;
+use semel::cluster::Cluster;
 use semel::kafka::Isolation;
 
-use super::harness::{Job, Load, PATIENCE};
+use super::harness::{Job, Load, PATIENCE, Process};
 use super::kill::{self, TABLE, TOPOLOGY, check, order};
 use crate::support;
+
+/// Two looks at the group, and a rebalance.
+const UNREAD: Duration = Duration::from_secs(15);
 
 #[test]
 fn two_instances_one_stopped_one_killed_one_started_in_the_middle() {
@@ -104,17 +110,54 @@ fn a_restart_with_fewer_workers_ends_what_the_others_left_open() {
     assert_eq!(kill::outputs(&job, 600), (0, 0, 0), "lost, doubled and unexpected outputs");
 }
 
+/// The group has given a partition to nobody while the process that read it finishes its work. A static member that dies
+/// there and comes back is given what it had left, and no rebalance follows by itself (KIP-345).
 #[test]
-fn the_same_instance_twice_on_one_host_is_refused() {
-    let Some(cluster) = support::broker("the same instance twice") else { return };
-    let job = Job::new(cluster, "twin", 1);
+fn a_process_killed_while_it_gives_partitions_up_leaves_none_unread() {
+    let Some(cluster) = support::broker("killed in a revocation") else { return };
+    // There and then, and while it joins again.
+    std::thread::scope(|scope| {
+        for after in ["0", "20000"] {
+            scope.spawn(move || killed_in_a_revocation(cluster, after));
+        }
+    });
+}
+
+fn killed_in_a_revocation(cluster: &Cluster, after: &str) {
+    let job = Job::new(cluster, "revoke", 6);
     job.sql(TABLE);
-    let file = job.file(&TOPOLOGY.replace("[kafka]\n", "instance = \"blue\"\n[kafka]\n"));
-    let first = job.start(&file);
-    support::eventually(PATIENCE, "the first runs", || first.log().contains("assigned"));
-    let output = job.run_drain(&file);
-    let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(6), "{message}");
-    assert!(message.contains("instance \"blue\""), "{message}");
-    first.stop();
+    // Long enough not to be what mends it.
+    let file = job.file(&TOPOLOGY.replace("[kafka]\n", "session_timeout = \"120s\"\n[kafka]\n"));
+    let count = std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 300, 6, |i| (format!("c-{}", i % 101), order(i).1));
+        let all_move = |within: Duration, what: &str| {
+            let before = job.positions(&job.name, "in");
+            support::eventually(within, what, || {
+                job.positions(&job.name, "in").iter().zip(&before).all(|(now, then)| now > then)
+            });
+        };
+        let crash = format!("in-revoke:1:{after}");
+        let mut first = job.start_with(&file, &[(semel::crash::VARIABLE, &crash)]);
+        all_move(PATIENCE, "the first instance reads all");
+        let second = job.start(&file);
+        support::eventually(PATIENCE, "the first died giving partitions up", || !first.is_running());
+        let died = Instant::now();
+        let first = job.start(&file);
+        all_move(UNREAD, "every partition is read again");
+        println!("killed {after} us into a revocation: all is read again after {:?}", died.elapsed());
+        let count = load.stop();
+        support::eventually(PATIENCE, "all is through", || through(&job));
+        [first, second].into_iter().for_each(Process::stop);
+        count
+    });
+    check(&job, count);
+}
+
+/// Both stages stand at the ends of what they read.
+pub fn through(job: &Job) -> bool {
+    let at = |group: &str, suffix: &str| {
+        job.positions(group, suffix).into_iter().map(|p| p.unwrap_or(0)).collect::<Vec<_>>()
+    };
+    at(&job.name, "in") == job.ends("in", Isolation::ReadCommitted)
+        && at(&format!("{}.orders_table", job.name), "out") == job.ends("out", Isolation::ReadUncommitted)
 }

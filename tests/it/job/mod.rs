@@ -2,6 +2,7 @@
 
 mod audit;
 mod beside;
+mod churn;
 mod dead_letters;
 mod failover;
 mod guarantees;
@@ -21,4 +22,5 @@ mod rows;
 mod soak;
 mod standby;
 mod transactions;
+mod twins;
 mod zombies;

@@ -12,8 +12,8 @@ use semel::operator::row::Row;
 use semel::reject::Reject;
 use semel::sink::postgres::{Applied, Batch, Breaker, Checked, StageName, Writer, WriterConfig, preflight};
 use semel::topology::spec::{
-    Guarantee, Kafka, Mode, Node, NodeId, NodeKind, OnError, PostgresSink, Progress, SinkTombstones, TestCase,
-    Topology, UnknownFields,
+    Guarantee, Kafka, Membership, Mode, Node, NodeId, NodeKind, OnError, PostgresSink, Progress, SinkTombstones,
+    TestCase, Topology, UnknownFields,
 };
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
@@ -150,6 +150,7 @@ pub fn topology(sink: PostgresSink, tests: Vec<TestCase>) -> Topology {
         shutdown_timeout: Duration::from_secs(30),
         transaction_timeout: Duration::from_secs(10),
         session_timeout: Duration::from_secs(15),
+        membership: Membership::Static,
         instance: None,
         state_dir: None,
         on_error: OnError::Reject,

@@ -1,0 +1,87 @@
+//! Two processes that run as one instance: on one host the lock keeps the second out, across hosts the group does.
+
+use std::path::Path;
+
+use super::harness::{Job, Load, PATIENCE, Process};
+use super::instances::through;
+use super::kill::{TABLE, TOPOLOGY, check, order};
+use crate::support;
+
+#[test]
+fn the_same_instance_twice_on_one_host_is_refused() {
+    let Some(cluster) = support::broker("the same instance twice") else { return };
+    let job = Job::new(cluster, "twin", 1);
+    job.sql(TABLE);
+    let file = job.file(&TOPOLOGY.replace("[kafka]\n", "instance = \"blue\"\n[kafka]\n"));
+    let first = job.start(&file);
+    support::eventually(PATIENCE, "the first runs", || first.log().contains("assigned"));
+    let output = job.run_drain(&file);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(6), "{message}");
+    assert!(message.contains("instance \"blue\""), "{message}");
+    first.stop();
+}
+
+/// A host that was copied with its state: the other has a state folder of its own.
+fn elsewhere(job: &Job, file: &Path, host: &tempfile::TempDir) -> Process {
+    job.start_with(file, &[("XDG_STATE_HOME", host.path().to_str().unwrap())])
+}
+
+fn moved(job: &Job, what: &str) {
+    let before = job.progress(&job.name, "in");
+    support::eventually(PATIENCE, what, || job.progress(&job.name, "in") > before);
+}
+
+/// Waits for the end of a process.
+#[track_caller]
+fn exits(mut process: Process, status: i32, message: &str) {
+    support::eventually(PATIENCE, "it exits", || !process.is_running());
+    assert_eq!(process.child.wait().unwrap().code(), Some(status), "{}", process.log());
+    assert!(process.log().contains(message), "{}", process.log());
+}
+
+#[test]
+fn of_twins_the_newcomer_wins() {
+    let Some(cluster) = support::broker("twins") else { return };
+    let job = Job::new(cluster, "twins", 2);
+    job.sql(TABLE);
+    let file = job.file(&TOPOLOGY.replace("[kafka]\n", "instance = \"blue\"\n[kafka]\n"));
+    let host = tempfile::tempdir().unwrap();
+    let count = std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 1_000, 2, order);
+        let old = job.start(&file);
+        moved(&job, "the first works");
+        let newcomer = elsewhere(&job, &file, &host);
+        exits(old, 6, "another process");
+        moved(&job, "the newcomer works");
+        let count = load.stop();
+        support::eventually(PATIENCE, "all is through", || through(&job));
+        newcomer.stop();
+        count
+    });
+    check(&job, count);
+}
+
+#[test]
+fn where_the_broker_assigns_a_static_newcomer_gives_way() {
+    let Some(cluster) = support::broker("twins where the broker assigns") else { return };
+    let job = Job::new(cluster, "twins", 2);
+    job.sql(TABLE);
+    let text = TOPOLOGY.replace("[kafka]\n", "[kafka]\nproperties = { \"group.protocol\" = \"consumer\" }\n");
+    let file = job.file(&format!("instance = \"blue\"\nmembership = \"static\"\n{text}"));
+    let host = tempfile::tempdir().unwrap();
+    let count = std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 1_000, 2, order);
+        let old = job.start(&file);
+        moved(&job, "the first works");
+        exits(elsewhere(&job, &file, &host), 6, "another process runs with this group.instance.id");
+        moved(&job, "the first goes on");
+        // Its transactions were left alone.
+        assert!(!old.log().contains("WARN"), "{}", old.log());
+        let count = load.stop();
+        support::eventually(PATIENCE, "all is through", || through(&job));
+        old.stop();
+        count
+    });
+    check(&job, count);
+}
