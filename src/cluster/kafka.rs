@@ -41,6 +41,8 @@ pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("broker.heartbeat.interval.ms", "1000"),
     ("broker.session.timeout.ms", "5000"),
     ("auto.create.topics.enable", "false"),
+    // By default it takes half of a small heap.
+    ("log.cleaner.dedupe.buffer.size", "16777216"),
 ];
 
 /// How often topics are kept: by three brokers at most, and by two of three before a write is acknowledged. Topics that

@@ -27,6 +27,9 @@ unsafe extern "C" {
     fn rd_kafka_topic_result_error(result: *const rd::rd_kafka_topic_result_t) -> c_int;
 }
 
+/// How long one broker may take to say what it knows of a topic.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// A client for administration. Every call blocks up to its time limit, plus half a second.
 #[derive(Debug)]
 pub struct Admin {
@@ -285,7 +288,7 @@ impl Admin {
 
     /// The ids and partition counts of topics that exist, by name.
     pub fn shapes(&self, names: &[&str]) -> Result<BTreeMap<String, (Uuid, i32)>, Error> {
-        let shapes = describe::shapes(&self.client, names, self.timeout)?;
+        let shapes = describe::shapes(&self.client, names, None, self.timeout)?;
         Ok(shapes.into_iter().filter_map(|(name, shape)| shape.map(|s| (name, (s.id, s.partitions)))).collect())
     }
 
@@ -315,12 +318,19 @@ impl Admin {
         request(&self.client, operation, native, self.timeout, |options, queue| send(options.as_ptr(), queue))
     }
 
-    /// A change is made at the controller first: waits until the brokers show it.
+    /// A change is made at the controller first: waits until every broker shows it, since any of them may answer the next
+    /// question. One that went away is among them until the others miss it.
     fn until(&self, name: &str, shown: impl Fn(Option<Shape>) -> bool) -> Result<(), Error> {
         let deadline = Instant::now() + self.timeout;
+        let shows = |broker: &i32| match describe::shapes(&self.client, &[name], Some(*broker), LOOK) {
+            Ok(mut shapes) => Ok(shown(shapes.remove(name).flatten())),
+            Err(error) if error.code().is_transient() => Ok(false),
+            Err(error) => Err(error),
+        };
         loop {
-            let shape = describe::shapes(&self.client, &[name], self.timeout)?.remove(name).flatten();
-            if shown(shape) {
+            let brokers = self.client.brokers(self.timeout)?;
+            let answers: Vec<bool> = brokers.iter().map(shows).collect::<Result<_, _>>()?;
+            if !answers.is_empty() && answers.into_iter().all(|shown| shown) {
                 return Ok(());
             }
             if Instant::now() >= deadline {

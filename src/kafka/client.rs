@@ -200,6 +200,12 @@ impl Client {
 
     /// The id of some broker, once there is a connection to one.
     pub fn any_broker(&self, timeout: Duration) -> Result<i32, Error> {
+        let broker = self.brokers(timeout)?.into_iter().next();
+        broker.ok_or_else(|| Error::of_code(Operation::Connect, Code::ALL_BROKERS_DOWN))
+    }
+
+    /// The ids of the brokers that are up, as one of them says.
+    pub fn brokers(&self, timeout: Duration) -> Result<Vec<i32>, Error> {
         let mut metadata = ptr::null();
         // SAFETY: the client is alive; without a topic only brokers are asked for. Metadata that is set is ours.
         let code = Code(unsafe { rd_kafka_metadata(self.ptr(), 0, ptr::null_mut(), &mut metadata, millis(timeout)) });
@@ -208,9 +214,10 @@ impl Client {
         }
         // SAFETY: metadata is alive until it is freed here, and holds that many brokers.
         unsafe {
-            let id = ((*metadata).broker_cnt > 0).then(|| (*(*metadata).brokers).id);
+            let count = usize::try_from((*metadata).broker_cnt).unwrap_or(0);
+            let ids = (0..count).map(|index| (*(*metadata).brokers.add(index)).id).collect();
             rd::rd_kafka_metadata_destroy(metadata);
-            id.ok_or_else(|| Error::of_code(Operation::Connect, Code::ALL_BROKERS_DOWN))
+            Ok(ids)
         }
     }
 

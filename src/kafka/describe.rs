@@ -87,7 +87,7 @@ pub(super) fn topics(
     names: &[&str],
     timeout: Duration,
 ) -> Result<BTreeMap<String, Option<TopicInfo>>, Error> {
-    let shapes = shapes(client, names, timeout)?;
+    let shapes = shapes(client, names, None, timeout)?;
     let existing: Vec<&str> = shapes.iter().filter(|(_, s)| s.is_some()).map(|(name, _)| name.as_str()).collect();
     let configs = configs(client, ResourceType::RD_KAFKA_RESOURCE_TOPIC, &existing, timeout)?;
     let none = BTreeMap::new();
@@ -98,9 +98,11 @@ pub(super) fn topics(
     Ok(shapes.into_iter().map(describe).collect())
 }
 
+/// As `topics`, without settings; as one broker sees them, or any.
 pub(super) fn shapes(
     client: &Client,
     names: &[&str],
+    broker: Option<i32>,
     timeout: Duration,
 ) -> Result<BTreeMap<String, Option<Shape>>, Error> {
     let operation = Operation::Admin("describing topics");
@@ -111,6 +113,9 @@ pub(super) fn shapes(
     let owned = unique.iter().map(|name| c_string(operation, name)).collect::<Result<Vec<_>, _>>()?;
     let mut pointers: Vec<*const c_char> = owned.iter().map(|name| name.as_ptr()).collect();
     let answer = question(client, operation, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, timeout, |options, queue| {
+        if let Some(id) = broker {
+            options.broker(id);
+        }
         // SAFETY: names and client are alive; the calls copy them, and what is made here is freed here.
         unsafe {
             let topics = rd::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());

@@ -16,6 +16,11 @@ use super::error::{Error, Operation};
 /// Before a question is put again.
 const AGAIN: Duration = Duration::from_millis(100);
 
+/// How long a question waits for one broker.
+const ATTEMPT: Duration = Duration::from_secs(3);
+/// How long metadata are waited for.
+const METADATA: Duration = Duration::from_millis(500);
+
 /// Options of a request.
 pub(super) struct Options(*mut rd::rd_kafka_AdminOptions_t);
 
@@ -45,6 +50,13 @@ impl Options {
         }
     }
 
+    /// Asks this broker instead of whichever the client takes for the controller.
+    pub fn broker(&self, id: i32) {
+        let mut text = [0 as c_char; 128];
+        // SAFETY: the options are alive, the text buffer has the size that is told.
+        unsafe { rd::rd_kafka_AdminOptions_set_broker(self.0, id, text.as_mut_ptr(), text.len()) };
+    }
+
     pub fn as_ptr(&self) -> *const rd::rd_kafka_AdminOptions_t {
         self.0
     }
@@ -66,6 +78,8 @@ pub(super) fn request(
     timeout: Duration,
     send: impl FnOnce(&Options, *mut rd::rd_kafka_queue_t),
 ) -> Result<Event, Error> {
+    // A request goes to the broker that metadata called the controller, and waits for it although it is gone.
+    let _ = client.any_broker(METADATA.min(timeout / 4));
     let queue = client.new_queue();
     let options = Options::new(client, native, timeout);
     send(&options, queue.as_ptr());
@@ -88,7 +102,7 @@ pub(super) fn request(
     }
 }
 
-/// A request that changes nothing: asked again where its connection breaks, until `timeout`.
+/// A request that changes nothing: asked again where its connection breaks or no answer comes, until `timeout`.
 pub(super) fn question(
     client: &Client,
     operation: Operation,
@@ -104,7 +118,7 @@ pub(super) fn again<T>(timeout: Duration, mut ask: impl FnMut(Duration) -> Resul
     let deadline = Instant::now() + timeout;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        match ask(left) {
+        match ask(left.min(ATTEMPT)) {
             Err(error) if error.code().is_transient() && left > AGAIN => thread::sleep(AGAIN),
             answer => return answer,
         }

@@ -147,6 +147,24 @@ fn the_shared_cluster_cannot_be_stopped_under_its_users() {
 }
 
 #[test]
+fn another_number_of_brokers_than_there_are_is_refused() {
+    if !support::online("another_number_of_brokers_than_there_are_is_refused") {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let options = at(home.path(), &[Server::Postgres]);
+    let _one = Cluster::obtain(&options, &|_| {}).unwrap();
+    let failure = Cluster::obtain(&Options { brokers: Some(3), ..options }, &|_| {}).unwrap_err();
+    assert!(failure.message.contains("up with 1 broker(s), not 3"), "{failure}");
+
+    let mut up = Command::new(SEMEL);
+    let output = up.args(["dev", "up", "--brokers", "3"]).env("KAFKA_BROKERS", "localhost:9092").output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(Exit::Refused as i32), "{stderr}");
+    assert!(stderr.contains("KAFKA_BROKERS names a Kafka that has its own number of brokers"), "{stderr}");
+}
+
+#[test]
 fn a_machine_without_java_and_maven_is_told_what_to_install() {
     let empty = tempfile::tempdir().unwrap();
     let output = Command::new(SEMEL)

@@ -257,6 +257,12 @@ fn who_a_static_member_was_before_it_joined_anew_is_no_twin() {
     };
     let before = joined(&mut member, "");
     member.group().unsubscribe().unwrap();
+    poll_until(&mut member, |c| {
+        if let Polled::Revoke { partitions, .. } = c.poll(Duration::from_millis(100)) {
+            c.unassign(&partitions).unwrap();
+        }
+        c.group().metadata().is_none_or(|m| !m.is_member()).then_some(())
+    });
     member.subscribe(&[&topic.name]).unwrap();
     let now = joined(&mut member, before.member_id());
 

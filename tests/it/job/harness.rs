@@ -70,7 +70,7 @@ impl Job {
         let name = support::unique(prefix);
         let connection = Connection::new(cluster.brokers.clone(), "semel-tests");
         let admin = Admin::new(&connection, ASK).unwrap();
-        admin.create_topic(&format!("{name}.in"), partitions, 1, &BTreeMap::new()).unwrap();
+        admin.create_topic(&format!("{name}.in"), partitions, -1, &BTreeMap::new()).unwrap();
         Job {
             name,
             brokers: cluster.brokers.clone(),

@@ -2,6 +2,7 @@
 
 mod audit;
 mod beside;
+mod brokers;
 mod churn;
 mod dead_letters;
 mod failover;
