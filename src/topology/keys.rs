@@ -102,7 +102,8 @@ pub const TOP: Section = Section {
             "session_timeout",
             "a duration",
             "\"15s\"",
-            "after this the group gives away the partitions of a process that is gone",
+            "after this the group gives away the partitions of a process that is gone; where the broker assigns, its own \
+             `group.consumer.session.timeout.ms` counts",
         ),
         key(
             "membership",
