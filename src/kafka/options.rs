@@ -42,8 +42,8 @@ impl<'a> ConsumerOptions<'a> {
             // The default waits a second before it fills a queue that was full.
             .default("fetch.queue.backoff.ms", 2)
             // Small queues stay in the processor's caches: twice the throughput of the defaults.
-            .default("queued.min.messages", 20_000)
-            .default("fetch.message.max.bytes", 250_000)
+            .default("queued.min.messages", 5_000)
+            .default("fetch.message.max.bytes", 100_000)
             .default("fetch.wait.max.ms", 100)
             // New partitions are found by it; librdkafka's default is five minutes.
             .default("topic.metadata.refresh.interval.ms", 30_000)
