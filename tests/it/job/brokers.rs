@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::metadata::Metadata;
@@ -10,7 +11,7 @@ use semel::cluster::{Cluster, Options};
 use semel::kafka::{At, Isolation};
 use semel::record::TopicPartition;
 
-use super::harness::{Job, Load, PATIENCE};
+use super::harness::{Job, Load, PATIENCE, Record};
 use super::instances::through;
 use super::kill::{TABLE, TOPOLOGY, check, order};
 use crate::support;
@@ -21,6 +22,21 @@ use crate::support;
 const BOUND: Duration = Duration::from_secs(90);
 /// Of the development cluster's internal topics.
 const PARTITIONS: i32 = 4;
+
+const COPY: &str = r#"
+name = "NAME"
+transaction_timeout = "4s"
+session_timeout = "30s"
+[kafka]
+[sources.all]
+type = "kafka"
+topics = ["NAME.in"]
+[sinks.out]
+type = "kafka"
+inputs = ["all"]
+topic = "NAME.out"
+create = { partitions = 4 }
+"#;
 
 struct Brokers {
     client: BaseConsumer,
@@ -65,13 +81,17 @@ impl Brokers {
     }
 }
 
+fn three_brokers() -> Cluster {
+    let options = Options { use_given: false, brokers: Some(3), ..support::options() };
+    Cluster::private(&options, &|text| eprintln!("{text}")).unwrap_or_else(|failure| panic!("{failure}"))
+}
+
 #[test]
 fn a_job_moves_on_when_its_coordinators_go() {
     if !support::online("a job on three brokers") {
         return;
     }
-    let options = Options { use_given: false, brokers: Some(3), ..support::options() };
-    let cluster = Cluster::private(&options, &|text| eprintln!("{text}")).unwrap_or_else(|failure| panic!("{failure}"));
+    let cluster = three_brokers();
     let status = cluster.status().unwrap().unwrap();
     assert_eq!(status.kafka.iter().filter(|broker| broker.up).count(), 3, "{status:?}");
     assert_eq!(cluster.brokers.split(',').count(), 3);
@@ -133,4 +153,68 @@ fn a_job_moves_on_when_its_coordinators_go() {
         count
     });
     check(&job, count);
+}
+
+/// Its partition has no other replica. A batch fails meanwhile, and all positions are read again: the one that cannot be
+/// read is left for later.
+#[test]
+fn a_partition_without_a_leader_holds_up_no_other_after_an_abort() {
+    if !support::online("a partition without a leader") {
+        return;
+    }
+    let cluster = three_brokers();
+    let job = Job::new(&cluster, "leaderless", 3);
+    let brokers = Brokers::of(&cluster);
+    let input = job.topic("in");
+    let leaders = brokers.ask(&input, |metadata| {
+        let leader = |p: &rdkafka::metadata::MetadataPartition| (p.id(), p.leader());
+        let leaders: BTreeMap<i32, i32> = metadata.topics().first()?.partitions().iter().map(leader).collect();
+        (leaders.len() == 3 && leaders.values().all(|leader| *leader > 0)).then_some(leaders)
+    });
+    let gone = leaders[&0] as usize;
+    let rest: Vec<i32> = (0..3).filter(|p| leaders[p] != leaders[&0]).collect();
+    assert!(!rest.is_empty(), "{leaders:?}");
+    let send = |partitions: &[i32]| {
+        let record = |partition: &i32| Record { partition: *partition, value: Some(b"{}"), ..Record::default() };
+        job.produce("in", partitions.iter().map(record));
+    };
+    let positions = || -> Vec<i64> {
+        let partitions: Vec<_> = (0..3).map(|p| TopicPartition::new(input.as_str(), p)).collect();
+        let committed = job.admin.committed(&job.name, &partitions, false).unwrap_or_default();
+        committed.into_iter().map(|(_, at)| at.ok().flatten().map_or(-1, |at| at.0)).collect()
+    };
+    send(&[0, 1, 2]);
+    let process = job.start(&job.file(COPY));
+    support::eventually(BOUND, "the job works", || positions() == [1, 1, 1]);
+    brokers.in_sync(&[job.topic("out"), "__consumer_offsets".to_owned(), "__transaction_state".to_owned()]);
+    cluster.stop_broker(gone).unwrap();
+    // Asleep with an open transaction for longer than one may be open.
+    send(&rest);
+    support::eventually(BOUND, "the others move without it", || rest.iter().all(|p| positions()[*p as usize] >= 2));
+    let aborts = || process.log().matches("going back to the committed positions").count();
+    let before = aborts();
+    support::eventually(BOUND, "a batch fails", || {
+        send(&rest);
+        process.signal(Signal::SIGSTOP);
+        let until = Instant::now() + Duration::from_secs(6);
+        support::eventually(PATIENCE, "the transaction times out", || Instant::now() >= until);
+        process.signal(Signal::SIGCONT);
+        aborts() > before
+    });
+    let ends = job.admin.offsets(
+        &rest.iter().map(|p| (TopicPartition::new(input.as_str(), *p), At::Latest)).collect::<Vec<_>>(),
+        Isolation::ReadCommitted,
+    );
+    let ends: Vec<i64> = ends.unwrap().into_iter().map(|(_, end)| end.unwrap().0).collect();
+    send(&rest);
+    support::eventually(BOUND, "the others move after the abort", || {
+        rest.iter().zip(&ends).all(|(p, end)| positions()[*p as usize] > *end)
+    });
+    cluster.start_broker(gone).unwrap();
+    let ends = || job.ends("in", Isolation::ReadCommitted);
+    support::eventually(BOUND, "it is there again", || job.admin.topic(&input).is_ok_and(|info| info.is_some()));
+    send(&[0]);
+    support::eventually(BOUND, "all is through", || positions() == ends());
+    process.stop();
+    assert_eq!(job.read("out").len() as i64, ends().iter().sum::<i64>());
 }
