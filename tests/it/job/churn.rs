@@ -24,8 +24,8 @@ const SESSION: &str = "6s";
 /// Past the session.
 const SLEEP: Duration = Duration::from_secs(8);
 /// Every partition moves within so long after the last of a run of changes: a session, a transaction that is waited for,
-/// two rebalances and the start of a process that shares two cores with nine others.
-const BOUND: Duration = Duration::from_secs(25);
+/// two rebalances and the start of a process that shares two cores with nine others. It is 1 to 5 s where nothing else runs.
+const BOUND: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(150);
 
 const ASSIGNORS: [(&str, &str); 3] = [

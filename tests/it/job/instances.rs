@@ -11,7 +11,7 @@ use super::kill::{self, TABLE, TOPOLOGY, check, order};
 use crate::support;
 
 /// A start, two looks at the group, and a rebalance.
-const UNREAD: Duration = Duration::from_secs(20);
+const UNREAD: Duration = Duration::from_secs(45);
 
 #[test]
 fn two_instances_one_stopped_one_killed_one_started_in_the_middle() {
