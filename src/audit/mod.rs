@@ -3,6 +3,7 @@
 
 mod compare;
 mod look;
+mod unnamed;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
@@ -15,7 +16,6 @@ use self::look::Looked;
 use crate::chunk::{Chunk, Target, TargetId};
 use crate::clock::Clock;
 use crate::error::Failure;
-use crate::ids;
 use crate::kafka::{Admin, Connection, Error, Range, Reader};
 use crate::operator::{Environment, Outcome, Pipeline};
 use crate::record::Input;
@@ -68,6 +68,11 @@ pub struct Told {
 }
 
 impl Report {
+    /// Whether nothing could be audited, so that it says nothing of the job.
+    pub fn is_empty(&self) -> bool {
+        self.records == 0
+    }
+
     pub fn count(&self, kind: Kind) -> u64 {
         self.wrong.get(&kind).copied().unwrap_or(0)
     }
@@ -86,7 +91,8 @@ impl Report {
 /// Audits the Kafka stage, also while it runs: what is past the committed positions is not looked at. Blocks.
 ///
 /// # Errors
-/// Exit 2 where there is nothing that could be audited, or the broker refuses; exit 3 where it does not answer.
+/// Exit 2 for a file that cannot be audited, where a position was lost, or where the broker refuses; exit 3 where it does
+/// not answer.
 pub fn audit(plan: &Plan, connection: &Connection, admin: &Admin, options: &Options) -> Result<Report, Failure> {
     let topology = &*plan.topology;
     let stage = plan.stages.iter().find(|stage| matches!(stage.kind, StageKind::Kafka { .. }));
@@ -114,13 +120,15 @@ pub fn audit(plan: &Plan, connection: &Connection, admin: &Admin, options: &Opti
     report.not_audited.append(&mut looked.not_audited);
     let mut operators = Operators::new(plan, stage, &looked)?;
     let mut reader = Reader::new(connection, admin, PATIENCE).map_err(look::failed)?;
-    for range in &looked.ranges {
-        let read = reader.read(range, |input| {
-            operators.record(input, &looked, &mut report);
+    for range in looked.ranges.clone() {
+        let read = reader.read(&range, |input| {
+            operators.record(input, &mut looked, &mut report);
             Ok::<_, Error>(ControlFlow::Continue(()))
         });
         read.map_err(look::failed)?;
     }
+    report.outputs += looked.unnamed.same;
+    report.not_audited.extend(looked.notes());
     Ok(report)
 }
 
@@ -197,17 +205,16 @@ impl Operators {
         })
     }
 
-    fn record(&mut self, input: &Input<'_>, looked: &Looked, report: &mut Report) {
+    fn record(&mut self, input: &Input<'_>, looked: &mut Looked, report: &mut Report) {
         let Some(source) = self.sources.get(input.topic) else { return };
         self.chunk.clear();
         let outcome = self.pipeline.process(*source, input, &mut self.chunk);
         let letters = looked.letters(input);
-        let without: &[&str] = if letters.replayed > 0 { &[ids::HEADER] } else { &[] };
         let expected: Option<Vec<Expected>> = match outcome {
             Ok(Outcome::Processed { .. } | Outcome::Skipped { .. }) => {
                 let outputs = self.chunk.iter().filter_map(|out| {
                     let topic = self.audited[out.target.0 as usize]?;
-                    let print = print(out.partition, out.key, out.value, out.headers(), topic, without);
+                    let print = print(topic, out.partition, out.key, out.value, out.headers());
                     Some(Expected { topic, partition: out.partition, print })
                 });
                 Some(outputs.collect())
@@ -217,13 +224,13 @@ impl Operators {
         let found = looked.found(input);
         let wrong = compare(expected.as_deref(), found, letters);
         report.records += 1;
-        report.dead_letters += u64::from(letters.written > 0 && found.is_empty());
-        report.without_output += u64::from(letters.written == 0 && found.is_empty() && wrong.is_empty());
+        report.dead_letters += u64::from(letters.account() && found.is_empty());
+        report.without_output += u64::from(!letters.account() && found.is_empty() && wrong.is_empty());
         report.outputs +=
             (found.len() - wrong.iter().filter(|w| w.kind != Kind::Lost && w.topic.is_some()).count()) as u64;
         for wrong in wrong {
             // What retention took is not known to have been lost.
-            if looked.is_deleted(&wrong, input) {
+            if looked.is_deleted(&wrong, input) || looked.is_unnamed(&wrong, input, letters.replayed > 0) {
                 continue;
             }
             *report.wrong.entry(wrong.kind).or_default() += 1;

@@ -32,13 +32,18 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command: exit 4 where something is wrong that the guarantee excludes.
+/// Runs the command: exit 4 where something is wrong that the guarantee excludes, 2 where there was nothing to audit.
 pub fn run(args: Args) -> Result<Exit, Failure> {
     let plan = Plan::new(Arc::new(file::checked(&args.file, Exit::Refused)?));
     let (connection, admin) = app::connect(&plan.topology)?;
     let options = Options { from: args.from, to: args.to, limit: args.limit };
     let report = audit::audit(&plan, &connection, &admin, &options)?;
     output::write(&if args.json { format!("{:#}\n", json(&report)) } else { text(&report) });
+    if report.is_empty() {
+        let message = "no record was audited, so that nothing is known of the job: see what is not audited, and choose \
+                       records by --from and --to that are behind the committed positions";
+        return Err(Failure::refused(message));
+    }
     Ok(if report.is_broken() { Exit::Broken } else { Exit::Done })
 }
 

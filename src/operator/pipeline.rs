@@ -307,7 +307,7 @@ fn kafka_sink(topology: &Topology, node: &Node, sink: &KafkaSink, environment: &
         target: environment.targets[at].clone(),
         now_ms: environment.clock.now_ms(),
         clock: environment.clock.clone(),
-        audit: topology.audit,
+        audit: topology.audit.then(|| topology.name.as_str().into()),
         buffer: Vec::new(),
     })
 }

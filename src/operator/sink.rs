@@ -21,13 +21,14 @@ pub(super) struct Sink {
     pub(super) clock: Clock,
     /// A reading of the clock that may be old: time only grows, so what is not too far ahead of it is not too far ahead.
     pub(super) now_ms: i64,
-    /// Outputs name the record that they come from.
-    pub(super) audit: bool,
+    /// Outputs name the record that they come from, and this job.
+    pub(super) audit: Option<Box<str>>,
     /// Scratch for keys.
     pub(super) buffer: Vec<u8>,
 }
 
-/// The header that names the record which an output comes from: `TOPIC/PARTITION/OFFSET`.
+/// The header that names the job and the record which an output comes from: `NAME/TOPIC/PARTITION/OFFSET`. Other jobs
+/// may make outputs of the same record in the same topic.
 pub const ORIGIN: &str = "semel-origin";
 
 impl Sink {
@@ -82,7 +83,7 @@ impl Sink {
         out.partition(partition(key, input.partition, self.target.partitions)).timestamp(timestamp).key(key);
         let id = if event.tell { event.identity.id() } else { None };
         let own = id.map(|id| self.ids.derive(id, index));
-        let headers = write_headers(&mut out, input, own, self.audit);
+        let headers = write_headers(&mut out, input, own, self.audit.as_deref());
         let before = out.size();
         if !record.body.is_null() {
             let Ok(_) = out.value_with(|arena| {
@@ -140,7 +141,7 @@ struct Headers {
 
 /// The input's headers in order; the event id takes the place of the one that the input carries, or comes last. How often
 /// a record was rejected before is between semel and its dead letters.
-fn write_headers(out: &mut Builder<'_>, input: &Input<'_>, id: Option<EventId>, audit: bool) -> Headers {
+fn write_headers(out: &mut Builder<'_>, input: &Input<'_>, id: Option<EventId>, audit: Option<&str>) -> Headers {
     let mut buffer = [0; 36];
     let mut id = id.map(|id| id.text(&mut buffer).as_bytes());
     let replaces = id.is_some();
@@ -155,15 +156,15 @@ fn write_headers(out: &mut Builder<'_>, input: &Input<'_>, id: Option<EventId>, 
             if let Some(id) = id.take() {
                 write(name, Some(id));
             }
-        } else if *name != header::RESTORED.as_bytes() && !(audit && *name == ORIGIN.as_bytes()) {
+        } else if *name != header::RESTORED.as_bytes() && (audit.is_none() || *name != ORIGIN.as_bytes()) {
             write(name, *value);
         }
     }
     if let Some(id) = id {
         write(ids::HEADER.as_bytes(), Some(id));
     }
-    if audit {
-        let origin = format!("{}/{}/{}", input.topic, input.partition, input.offset);
+    if let Some(job) = audit {
+        let origin = format!("{job}/{}/{}/{}", input.topic, input.partition, input.offset);
         write(ORIGIN.as_bytes(), Some(origin.as_bytes()));
     }
     headers

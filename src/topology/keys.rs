@@ -129,7 +129,7 @@ pub const TOP: Section = Section {
             "audit",
             "a boolean",
             "`false`",
-            "outputs name the record that they come from, in a header `semel-origin`: `TOPIC/PARTITION/OFFSET`, for \
+            "outputs name the record that they come from, in a header `semel-origin`: `NAME/TOPIC/PARTITION/OFFSET`, for \
              `semel audit`",
         ),
         key(

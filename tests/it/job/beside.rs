@@ -421,7 +421,7 @@ pub fn reset(job: &Job, file: &std::path::Path, args: &[&str]) -> serde_json::Va
 }
 
 /// As the broker does when offsets.retention.minutes are over.
-fn forget(job: &Job, group: &str) {
+pub(super) fn forget(job: &Job, group: &str) {
     support::eventually(PATIENCE, "the group is deleted", || {
         use rdkafka::admin::{AdminClient, AdminOptions};
         let mut config = rdkafka::ClientConfig::new();
