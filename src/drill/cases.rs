@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use super::input::PARTITIONS;
 use crate::crash::{Crash, Point};
 use crate::quickstart::orders::Random;
 use crate::topology::plan::{Plan, Stage, StageKind};
+use crate::topology::spec::NodeKind;
 
 /// The commit takes milliseconds; a kill that late falls into it.
 const IN_FLIGHT_WITHIN: u64 = 3_000;
@@ -73,9 +75,22 @@ fn points(plan: &Plan, stage: &Stage) -> Vec<Point> {
         Point::BeforeDatabaseCommit | Point::AfterDatabaseCommit | Point::BeforePositions => !kafka,
         // What a Postgres stage produces are dead letters, if there are any.
         Point::AfterProduce => kafka,
+        // A second process is given something only where a member of the first one has two partitions.
+        Point::InRevoke => partitions(plan, stage) > plan.topology.workers as usize,
         _ => true,
     };
     crate::crash::POINTS.into_iter().filter(passes).collect()
+}
+
+/// Partitions of the topics that a stage reads in a drill.
+fn partitions(plan: &Plan, stage: &Stage) -> usize {
+    let written = |topic: &String| {
+        plan.topology.nodes.iter().find_map(|node| match &node.kind {
+            NodeKind::KafkaSink(sink) if sink.topic == *topic => sink.create.as_ref().map(|create| create.partitions),
+            _ => None,
+        })
+    };
+    plan.reads(stage).iter().map(|topic| written(topic).unwrap_or(PARTITIONS) as usize).sum()
 }
 
 /// Where each guarantee has something to lose.
@@ -112,5 +127,50 @@ pub fn crash(kill: Kill, load: &Load, random: &mut Random) -> Crash {
             let nth = 1 + random.below((load.records * 9 / 10).max(1));
             Crash { after: Duration::from_micros(random.below(MOMENT_WITHIN)), ..Crash::at(Point::AfterPoll, nth) }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::topology::load;
+
+    #[test]
+    fn partitions_are_asked_back_only_where_a_member_has_two() {
+        let file = |workers: u32, partitions: i32| {
+            format!(
+                r#"
+name = "t"
+workers = {workers}
+kafka.brokers = "localhost:9092"
+[sources.in]
+type = "kafka"
+topics = ["in"]
+[sinks.out]
+type = "kafka"
+inputs = ["in"]
+topic = "out"
+create = {{ partitions = {partitions} }}
+[sinks.rows]
+type = "postgres"
+inputs = ["out"]
+url = "postgres://localhost/x"
+table = "rows"
+key = ["id"]
+version = "version"
+"#
+            )
+        };
+        let revoked = |workers, partitions| -> Vec<String> {
+            let loaded = load(&file(workers, partitions), "t.toml", &|_| None);
+            let topology = loaded.topology.unwrap_or_else(|| panic!("{:#?}", loaded.findings));
+            let cases = cases(&Plan::new(Arc::new(topology)), 0, false).into_iter();
+            cases.filter(|case| case.kill == Kill::At(Point::InRevoke)).filter_map(|case| case.stage).collect()
+        };
+        assert_eq!(revoked(1, 2), ["t", "rows"]);
+        assert_eq!(revoked(1, 1), ["t"]);
+        assert_eq!(revoked(2, 4), ["rows"]);
     }
 }

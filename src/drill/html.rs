@@ -10,7 +10,7 @@ const STYLE: &str = include_str!("page.css");
 impl Report {
     /// The page.
     pub fn html(&self) -> String {
-        let verdict = if self.is_right() { "every guarantee was kept" } else { "a guarantee was broken" };
+        let verdict = self.verdict();
         let mut out = format!(
             "<p class=\"verdict\">{verdict}</p>\n<p>{guarantee}; seed {seed}; {input}; {count} crashes in {seconds:.0} s; \
              {servers}.</p>\n",
@@ -24,7 +24,7 @@ impl Report {
         self.matrix(&mut out);
         out.push_str(
             "<p>Green: as in the run without a crash. Yellow: other, as this guarantee allows. Red: a promise was broken. \
-             Replay: the whole input once more; tables as they were, topics hold the same events.</p>\n",
+             Replay: the whole input once more; topics get the same again, tables are as they were.</p>\n",
         );
         for case in self.cases.iter().chain([&self.replay]).filter(|case| case.is_broken()) {
             broken(&mut out, case);
@@ -57,8 +57,9 @@ impl Report {
                 };
                 let _ = write!(out, "<td class=\"{class}\">{}</td>", escaped(text));
             }
-            let class = if case.failure.is_some() || case.behind > 0 { "broken" } else { "right" };
-            let _ = writeln!(out, "<td class=\"{class}\">{}</td></tr>", escaped(&case.positions()));
+            let (positions, is_broken) = case.positions();
+            let class = if is_broken { "broken" } else { "right" };
+            let _ = writeln!(out, "<td class=\"{class}\">{}</td></tr>", escaped(&positions));
         }
         out.push_str("</tbody></table>\n");
     }
@@ -69,11 +70,11 @@ fn broken(out: &mut String, case: &CaseReport) {
     if let Some(crash) = case.crash {
         let _ = writeln!(out, "<p><code>{VARIABLE}={crash}</code></p>");
     }
-    if let Some(failure) = &case.failure {
-        let _ = writeln!(out, "<pre>{}</pre>", escaped(failure));
+    if let Some(wrong) = case.what_is_wrong() {
+        let _ = writeln!(out, "<pre>{}</pre>", escaped(&wrong));
     }
     for found in case.ends.iter().filter(|found| found.is_broken()) {
-        let EndReport { end, tally } = found;
+        let EndReport { end, tally, .. } = found;
         let examples = tally.examples.join("\n");
         let _ = writeln!(out, "<p>{}: {}</p><pre>{}</pre>", escaped(&title(end)), found.text(), escaped(&examples));
     }

@@ -3,11 +3,14 @@
 //! guarantees let a crash do.
 
 pub mod auto_commit;
+mod bound;
 mod cases;
 mod child;
+mod effects;
 mod html;
 mod input;
 mod observe;
+mod replay;
 mod report;
 mod rewrite;
 mod semantics;
@@ -17,7 +20,7 @@ mod world;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -27,15 +30,14 @@ use crate::cluster::{Cluster, Options as ClusterOptions};
 use crate::crash::Point;
 use crate::error::Failure;
 use crate::quickstart::orders::Random;
-use crate::runtime::app;
-use crate::runtime::reset::{Reset, To};
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{Mode, NodeKind, Topology};
+use crate::topology::spec::Topology;
 
+use bound::Open;
 use cases::{Case, Kill, Load};
 use child::{Ended, Start, start};
-use observe::{Contents, End, EndKind, Observed, ends, is_beside, observe};
-use verdict::{Promise, Seen, Tally};
+use observe::{Contents, End, Observed, ends, observe};
+use verdict::{Seen, Tally};
 use world::{Run, Variant, World};
 
 pub use input::Origin;
@@ -44,10 +46,13 @@ pub use semantics::{Semantics, compare as compare_guarantees};
 
 /// Batches into which the input is cut, so that a crash meets some that are committed and some that are not.
 const BATCHES: u64 = 6;
-/// Tries at a kill that falls into a commit.
-const TRIES: u32 = 12;
-/// Two processes are through a drill's input by then, unless a partition is nobody's.
+/// Tries at a kill that falls into a commit, and at others.
+const TRIES_IN_FLIGHT: u32 = 12;
+const TRIES: u32 = 2;
+/// Two processes are through a drill's input by then, once all partitions can be read.
 const THROUGH_WITHIN: Duration = Duration::from_secs(20);
+/// The broker's own session (`group.consumer.session.timeout.ms`), where it assigns.
+const BROKERS_SESSION: Duration = Duration::from_secs(45);
 /// A second process is up and in the group by then.
 const REVOKED_WITHIN: Duration = Duration::from_secs(30);
 
@@ -153,16 +158,7 @@ impl Drill<'_> {
             bar.set_message(format!("{stage}: {}", case.name()));
             // Each case draws its own numbers: what one meets does not change the next.
             let mut random = Random(self.options.seed.wrapping_add((number as u64) << 32));
-            let tries = if let Kill::InFlight { .. } = case.kill { TRIES } else { 1 };
-            let mut met = 0;
-            for _ in 0..tries {
-                let report = self.case(case, &baseline, &mut random)?;
-                met += u32::from(report.fate == Fate::InFlight);
-                reports.push(report);
-                if matches!(case.kill, Kill::InFlight { wanted } if met >= wanted) {
-                    break;
-                }
-            }
+            reports.extend(self.tried(case, &baseline, &mut random)?);
             bar.inc(1);
         }
         bar.finish_and_clear();
@@ -177,11 +173,38 @@ impl Drill<'_> {
         Ok((all, found, reports, replay))
     }
 
+    /// Makes a crash, and again where it fell between the places by chance. One that never comes by its place is reported
+    /// as that.
+    fn tried(&self, case: &Case, baseline: &Baseline, random: &mut Random) -> Result<Vec<CaseReport>, Failure> {
+        let (tries, wanted) = match case.kill {
+            Kill::InFlight { wanted } => (TRIES_IN_FLIGHT, wanted as usize),
+            _ => (TRIES, 0),
+        };
+        let mut reports: Vec<CaseReport> = Vec::new();
+        let mut missed = None;
+        for _ in 0..tries {
+            let report = self.case(case, baseline, random, missed.is_some())?;
+            if report.fate == Fate::NotReached {
+                missed = Some(report);
+                continue;
+            }
+            reports.push(report);
+            if reports.iter().filter(|report| report.fate == Fate::InFlight).count() >= wanted {
+                break;
+            }
+        }
+        reports.extend(missed.filter(|_| reports.is_empty()));
+        Ok(reports)
+    }
+
     /// Seals often enough that a crash in the middle has something before and behind it.
-    fn batches(&self) -> (&'static str, Option<Value>) {
+    fn batch_records(&self) -> u64 {
         let wanted = self.records.div_ceil(BATCHES).max(1);
-        let own = self.plan.topology.batch_records.map_or(u64::MAX, Into::into);
-        ("batch_records", Some((own.min(wanted) as i64).into()))
+        self.plan.topology.batch_records.map_or(wanted, |own| wanted.min(u64::from(own.get())))
+    }
+
+    fn batches(&self) -> (&'static str, Option<Value>) {
+        ("batch_records", Some((self.batch_records() as i64).into()))
     }
 
     fn baseline(&self) -> Result<Baseline, Failure> {
@@ -237,12 +260,16 @@ impl Drill<'_> {
         self.plan.stages.iter().find(|stage| Some(stage.name.as_str()) == name)
     }
 
-    fn case(&self, case: &Case, baseline: &Baseline, random: &mut Random) -> Result<CaseReport, Failure> {
+    /// One crash, and the run after it. `sure`: the first time that the process comes by the place.
+    fn case(&self, case: &Case, baseline: &Baseline, random: &mut Random, sure: bool) -> Result<CaseReport, Failure> {
         let started = Instant::now();
         let stage = self.stage(case.stage.as_deref());
         let alone = stage.filter(|stage| matches!(stage.kind, StageKind::Postgres { .. }));
         let load = baseline.load(case.stage.as_deref());
-        let crash = cases::crash(case.kill, &load, random);
+        let mut crash = cases::crash(case.kill, &load, random);
+        if sure {
+            crash.nth = 1;
+        }
         let in_revoke = case.kill == Kill::At(Point::InRevoke);
         let mut settings = vec![self.batches()];
         if in_revoke {
@@ -257,13 +284,19 @@ impl Drill<'_> {
         let only = stage.map(|stage| if alone.is_some() { stage.name.as_str() } else { run.name.as_str() });
         let restart = Start { only: only.filter(|_| alone.is_some()), ..Start::default() };
         let mut report = CaseReport::new(case, crash);
+        let mut again = None;
         let (crashed, restarted) = if in_revoke {
             let armed = Start { crash: Some(crash), only, endless: true };
-            let (crashed, restarted) = self.revoke(&run, armed, restart)?;
+            let Revoked { crashed, beside, restarted } = self.revoke(&run, armed, restart)?;
+            if !beside.status.success() {
+                return Ok(report.failed(&beside, started.elapsed()));
+            }
             report.stalled = restarted.is_none();
             (crashed, restarted)
         } else {
-            (start(&run, Start { crash: Some(crash), only, endless: false })?.wait(self.interrupted)?, None)
+            let crashed = start(&run, Start { crash: Some(crash), only, endless: false })?.wait(self.interrupted)?;
+            again = alone.map(|stage| self.again(&run, stage)).transpose()?.flatten();
+            (crashed, None)
         };
         let restarted = match restarted {
             Some(restarted) => restarted,
@@ -283,10 +316,12 @@ impl Drill<'_> {
         let all = ends(&self.plan, None, &baseline.tied);
         let reached = ends(&self.plan, alone, &baseline.tied);
         let observed = observe(self.world, &run, &reached, alone.map(|stage| stage.name.as_str()))?;
+        let open = Open { alone, all: in_revoke, again };
         for (end, found) in reached.iter().zip(&observed.contents) {
             let at = all.iter().position(|e| e.kind == end.kind && e.name == end.name).expect("one of all");
             let expected = of_stage(&baseline.observed.contents[at], alone);
-            report.ends.push(EndReport { end: end.clone(), tally: compare(end, &expected, found) });
+            let bound = self.bound(end, &expected, baseline, &open);
+            report.ends.push(EndReport { end: end.clone(), tally: compare(end, &expected, found), bound });
         }
         report.behind = observed.standings.iter().filter(|standing| !standing.is_at_end()).count() as u64;
         report.elapsed = started.elapsed();
@@ -294,8 +329,8 @@ impl Drill<'_> {
     }
 
     /// A second process joins the group while the armed one has an open batch: it is asked for partitions, and crashes.
-    /// Its former self comes back to them while the second one goes on; its end, if the two get through.
-    fn revoke(&self, run: &Run, armed: Start<'_>, restart: Start<'_>) -> Result<(Ended, Option<Ended>), Failure> {
+    /// Its former self comes back to them while the second one goes on.
+    fn revoke(&self, run: &Run, armed: Start<'_>, restart: Start<'_>) -> Result<Revoked, Failure> {
         let mut first = start(run, armed)?;
         first.until("assigned", self.interrupted);
         let mut second = start(run, Start { crash: None, ..armed })?;
@@ -307,74 +342,27 @@ impl Drill<'_> {
             }
         };
         let mut back = start(run, restart)?;
-        let restarted = back.ended(THROUGH_WITHIN, self.interrupted)?;
+        // A member that crashed is missed for a session, its transaction holds positions until it times out: whatever
+        // became of the two, by then the group has given every partition to somebody.
+        let Topology { session_timeout, transaction_timeout, kafka, .. } = &*self.plan.topology;
+        let broker_assigns = kafka.properties.get("group.protocol").is_some_and(|protocol| protocol == "consumer");
+        let session = if broker_assigns { BROKERS_SESSION } else { *session_timeout };
+        let restarted = back.ended(THROUGH_WITHIN + session + *transaction_timeout, self.interrupted)?;
         second.stop();
-        second.wait(self.interrupted)?;
+        let beside = second.wait(self.interrupted)?;
         if restarted.is_none() {
             back.stop();
             back.wait(self.interrupted)?;
         }
-        Ok((crashed, restarted))
+        Ok(Revoked { crashed, beside, restarted })
     }
+}
 
-    /// Sets every group of the crash-free run back to the beginning and runs again.
-    fn replay(&self, baseline: &Baseline) -> Result<CaseReport, Failure> {
-        let started = Instant::now();
-        let run = &baseline.run;
-        self.rewind(&run.plan)?;
-        let mut report = CaseReport::replay();
-        let ended = start(run, Start::default())?.wait(self.interrupted)?;
-        if !ended.status.success() {
-            return Ok(report.failed(&ended, started.elapsed()));
-        }
-        let all = ends(&self.plan, None, &baseline.tied);
-        let observed = observe(self.world, run, &all, None)?;
-        for (end, (expected, found)) in all.iter().zip(baseline.observed.contents.iter().zip(&observed.contents)) {
-            // Records come twice by intention; which events they are of must not change.
-            let tally = match (expected, found) {
-                (Contents::Records(expected), Contents::Records(found)) => {
-                    verdict::sets(expected.iter().map(Seen::identity), found.iter().map(Seen::identity))
-                }
-                (Contents::Heap(expected), Contents::Heap(found)) if matches!(end.kind, EndKind::Ledger(_)) => {
-                    verdict::rows_by_content(expected, found)
-                }
-                _ => compare(end, expected, found),
-            };
-            let promise = Promise { may_lose: false, may_double: self.repeats(end) };
-            let end = End { promise, ..end.clone() };
-            report.ends.push(EndReport { end, tally });
-        }
-        report.behind = observed.standings.iter().filter(|standing| !standing.is_at_end()).count() as u64;
-        report.elapsed = started.elapsed();
-        Ok(report)
-    }
-
-    /// A table where a record has its effect each time that it stands in a topic.
-    fn repeats(&self, end: &End) -> bool {
-        let EndKind::Table(node) = end.kind else { return false };
-        let NodeKind::PostgresSink(sink) = &self.plan.topology.nodes[node].kind else { return false };
-        matches!(sink.mode, Mode::Insert | Mode::Add) && sink.dedupe.is_none()
-    }
-
-    /// Sets every stage back to the beginning. Only an empty group can be, and a static member that left is missed for a
-    /// session.
-    fn rewind(&self, plan: &Plan) -> Result<(), Failure> {
-        let (connection, admin) = app::connect(&plan.topology)?;
-        let admin = Arc::new(admin);
-        // Positions beside the rows go back with the database only.
-        let stages: Vec<&Stage> = plan.stages.iter().filter(|stage| !is_beside(plan, stage)).collect();
-        let deadline = Instant::now() + self.plan.topology.session_timeout + Duration::from_secs(10);
-        let reset = loop {
-            match Reset::look(plan, &stages, &To::Earliest, &connection, &admin) {
-                Ok(reset) => break reset,
-                Err(failure) if Instant::now() >= deadline || self.interrupted.load(Ordering::Relaxed) => {
-                    return Err(failure);
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(200)),
-            }
-        };
-        reset.carry_out(&connection, &admin)
-    }
+/// How the processes of a revoke ended: the armed one, the one beside it, and the armed one's return, if it got through.
+struct Revoked {
+    crashed: Ended,
+    beside: Ended,
+    restarted: Option<Ended>,
 }
 
 /// Of dead letters those that a stage wrote itself.

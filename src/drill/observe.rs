@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::verdict::{Promise, Seen};
 use super::world::{Run, SOURCE_HEADER, World};
 use crate::error::Failure;
+use crate::expr::Program;
 use crate::ids;
 use crate::quickstart::topics::Standing;
 use crate::record::Input;
@@ -152,15 +153,24 @@ fn kafka_promise(plan: &Plan) -> Promise {
 /// Whether a program on the way to a node gives another value on another attempt.
 fn varies(topology: &Topology, id: NodeId) -> bool {
     let node = &topology.nodes[id.0];
-    let programs: Vec<&crate::expr::Program> = match &node.kind {
+    let programs = programs(&node.kind);
+    programs.iter().any(|program| !program.uses().nondeterministic_functions.is_empty())
+        || node.inputs.iter().any(|port| varies(topology, port.node))
+}
+
+/// The programs of a node that decide on what comes out of it.
+pub fn programs(kind: &NodeKind) -> Vec<&Program> {
+    match kind {
+        NodeKind::Source(_) => Vec::new(),
         NodeKind::Filter { condition, .. } => vec![condition],
         NodeKind::Remap { source, .. } | NodeKind::FlatMap { source, .. } => vec![source],
         NodeKind::Route { routes, .. } => routes.iter().map(|route| &route.condition).collect(),
-        NodeKind::PostgresSink(sink) => sink.delete_when.iter().collect(),
-        _ => Vec::new(),
-    };
-    programs.iter().any(|program| !program.uses().nondeterministic_functions.is_empty())
-        || node.inputs.iter().any(|port| varies(topology, port.node))
+        NodeKind::Rekey { key } => vec![key],
+        NodeKind::KafkaSink(sink) => sink.key.iter().collect(),
+        NodeKind::PostgresSink(sink) => {
+            sink.columns.iter().map(|(_, program)| program).chain(&sink.delete_when).collect()
+        }
+    }
 }
 
 /// Looks at the ends and at the positions of the stages that ran.
@@ -267,5 +277,5 @@ fn seen(input: &Input<'_>, run: &Run, end: &End) -> Seen {
         EndKind::DeadLetters => content.clone(),
         _ => format!("{partition} {}", text(input.key)),
     };
-    Seen { content, line, event_id: header(ids::HEADER), node: header("semel-error-node") }
+    Seen { content, line, event_id: header(ids::HEADER), source, node: header("semel-error-node") }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::cases::Case;
 use super::child::Ended;
 use super::observe::{End, EndKind};
-use super::verdict::Tally;
+use super::verdict::{Bound, Tally};
 use crate::crash::{Crash, VARIABLE};
 use crate::topology::spec::Guarantee;
 
@@ -79,15 +79,18 @@ impl Fate {
 pub struct EndReport {
     pub end: End,
     pub tally: Tally,
+    /// The most that this crash may do, where the end's promise allows it.
+    pub bound: Bound,
 }
 
 impl EndReport {
     pub fn right(end: &End, found: u64) -> EndReport {
-        EndReport { end: end.clone(), tally: Tally { expected: found, found, ..Tally::default() } }
+        let tally = Tally { expected: found, found, ..Tally::default() };
+        EndReport { end: end.clone(), tally, bound: Bound::default() }
     }
 
     pub fn is_broken(&self) -> bool {
-        self.tally.breaks(self.end.promise)
+        self.tally.breaks(self.end.promise, self.bound)
     }
 
     /// A few words: `right`, `1 lost`.
@@ -142,7 +145,32 @@ impl CaseReport {
     }
 
     pub fn is_broken(&self) -> bool {
-        self.failure.is_some() || self.behind > 0 || self.ends.iter().any(EndReport::is_broken)
+        self.trouble().is_some() || self.ends.iter().any(EndReport::is_broken)
+    }
+
+    /// Whether the process was killed, or had to be.
+    pub fn was_killed(&self) -> bool {
+        matches!(self.fate, Fate::Killed | Fate::InFlight)
+    }
+
+    /// What is wrong besides what was found at the ends: in a word, and in a sentence.
+    fn trouble(&self) -> Option<(String, String)> {
+        if let Some(failure) = &self.failure {
+            return Some(("FAILED".to_owned(), failure.clone()));
+        }
+        if self.fate == Fate::NotReached {
+            let why = "the process never came by that place, so nothing is proven of it";
+            return Some(("BROKEN: not reached".to_owned(), why.to_owned()));
+        }
+        if self.stalled {
+            let why = "the process that came back and the one beside it stood still: a partition was read by nobody until \
+                       the group was rebalanced again";
+            return Some(("BROKEN: stood still".to_owned(), why.to_owned()));
+        }
+        let behind = self.behind;
+        (behind > 0).then(|| {
+            (format!("BROKEN: {behind} behind"), format!("the positions of {behind} partitions are not at their ends"))
+        })
     }
 
     /// What was found at an end, if the crash reaches it.
@@ -150,13 +178,17 @@ impl CaseReport {
         self.ends.iter().find(|found| found.end.kind == end.kind && found.end.name == end.name)
     }
 
-    /// Of the committed positions.
-    pub fn positions(&self) -> String {
-        match (&self.failure, self.behind) {
-            (Some(_), _) => "FAILED".to_owned(),
-            (None, 0) => "at the end".to_owned(),
-            (None, behind) => format!("BROKEN: {behind} behind"),
+    /// Of the committed positions, and whether that cell is broken.
+    pub fn positions(&self) -> (String, bool) {
+        match self.trouble() {
+            Some((word, _)) => (word, true),
+            None => ("at the end".to_owned(), false),
         }
+    }
+
+    /// What is wrong besides what was found at the ends.
+    pub fn what_is_wrong(&self) -> Option<String> {
+        self.trouble().map(|(_, sentence)| sentence)
     }
 }
 
@@ -175,18 +207,6 @@ impl Report {
         let mut notes = Vec::new();
         for (end, why) in self.ends.iter().filter_map(|end| Some((end, end.varies?))) {
             notes.push(format!("{}: {why}; so it is counted, and contents are not compared", title(end)));
-        }
-        for case in self.cases.iter().filter(|case| case.fate == Fate::NotReached) {
-            let stage = case.stage.as_deref().unwrap_or("the job");
-            notes.push(format!("{stage} never came by {}: it proves nothing", case.name));
-        }
-        for case in self.cases.iter().filter(|case| case.stalled) {
-            notes.push(format!(
-                "{}, {}: the process that came back and the one beside it stood still, a partition was read by nobody \
-                 until the group was rebalanced again; nothing was lost by it",
-                case.stage.as_deref().unwrap_or("the job"),
-                case.name
-            ));
         }
         notes.dedup();
         notes
@@ -217,8 +237,8 @@ impl Report {
             if let Some(crash) = case.crash {
                 let _ = writeln!(out, "  {VARIABLE}={crash}");
             }
-            if let Some(failure) = &case.failure {
-                let _ = writeln!(out, "  {}", failure.replace('\n', "\n  "));
+            if let Some(wrong) = case.what_is_wrong() {
+                let _ = writeln!(out, "  {}", wrong.replace('\n', "\n  "));
             }
             for found in case.ends.iter().filter(|found| found.is_broken()) {
                 let _ = writeln!(out, "  {}: {}", title(&found.end), found.text());
@@ -230,12 +250,18 @@ impl Report {
         for note in self.notes() {
             let _ = writeln!(out, "\nnote: {note}");
         }
-        let verdict = match self.all().filter(|case| case.is_broken()).count() {
-            0 => "every guarantee was kept".to_owned(),
-            broken => format!("a guarantee was broken in {broken} cases; --seed {} repeats it", self.seed),
-        };
+        let verdict = self.verdict();
         let _ = writeln!(out, "\n{verdict}");
         out
+    }
+
+    /// In one sentence.
+    pub fn verdict(&self) -> String {
+        let killed = self.cases.iter().filter(|case| case.was_killed()).count();
+        match self.all().filter(|case| case.is_broken()).count() {
+            0 => format!("every guarantee was kept in {killed} crashes and a replay"),
+            broken => format!("a guarantee was broken in {broken} cases; --seed {} repeats it", self.seed),
+        }
     }
 
     /// Titles of the matrix's columns.
@@ -255,7 +281,7 @@ impl Report {
         };
         let mut row = vec![name, case.stage.clone().unwrap_or_else(|| "all".to_owned())];
         row.extend(self.ends.iter().map(|end| case.at(end).map_or_else(|| "-".to_owned(), EndReport::text)));
-        row.push(case.positions());
+        row.push(case.positions().0);
         row
     }
 
@@ -306,6 +332,7 @@ fn end_json(found: &EndReport) -> Value {
     value["end"] = title(&found.end).into();
     value["may_lose"] = found.end.promise.may_lose.into();
     value["may_double"] = found.end.promise.may_double.into();
+    value["most"] = serde_json::to_value(found.bound).unwrap_or_default();
     value["broken"] = found.is_broken().into();
     value
 }
@@ -323,4 +350,47 @@ pub fn aligned(rows: &[Vec<String>]) -> String {
         out.push('\n');
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cases::Kill;
+    use super::*;
+    use crate::crash::Point;
+
+    fn report(change: impl Fn(&mut CaseReport)) -> Report {
+        let case = Case { kill: Kill::At(Point::AfterCommit), stage: Some("t".to_owned()) };
+        let mut crashed = CaseReport::new(&case, Crash::at(Point::AfterCommit, 1));
+        change(&mut crashed);
+        Report {
+            file: "t.toml".to_owned(),
+            guarantee: Guarantee::ExactlyOnce,
+            seed: 1,
+            input: "3 records".to_owned(),
+            servers: Vec::new(),
+            ends: Vec::new(),
+            baseline: Vec::new(),
+            cases: vec![crashed],
+            replay: CaseReport::replay(),
+            elapsed: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn a_crash_that_did_not_come_about_or_left_a_partition_to_nobody_proves_nothing() {
+        let right = report(|_| {});
+        assert!(right.is_right(), "{}", right.text());
+        assert!(right.text().ends_with("every guarantee was kept in 1 crashes and a replay\n"), "{}", right.text());
+        let broken = |change: fn(&mut CaseReport), word: &str| {
+            let report = report(change);
+            let (text, page) = (report.text(), report.html());
+            assert!(!report.is_right() && text.contains(word), "{text}");
+            assert!(page.contains(&format!("<td class=\"broken\">{word}</td>")), "{page}");
+            assert!(text.ends_with("a guarantee was broken in 1 cases; --seed 1 repeats it\n"), "{text}");
+        };
+        broken(|case| case.fate = Fate::NotReached, "BROKEN: not reached");
+        broken(|case| case.stalled = true, "BROKEN: stood still");
+        broken(|case| case.behind = 2, "BROKEN: 2 behind");
+        broken(|case| case.failure = Some("exit 5".to_owned()), "FAILED");
+    }
 }

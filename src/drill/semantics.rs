@@ -8,66 +8,28 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use serde_json::Value as Json;
+use serde_json::value::RawValue;
 use toml::Value;
 
 use super::auto_commit;
-use super::child::{Start, start};
+use super::child::{Ended, Start, start};
+use super::effects::{Effects, Fate, How, Traces};
 use super::input::{self, Origin, Record};
-use super::observe::{Contents, End, EndKind, ends, observe};
+use super::observe::{Contents, End, EndKind, ends, observe, programs};
+use super::verdict::Promise;
 use super::world::{Run, Variant, World};
+use crate::clock::Clock;
 use crate::cluster::{Cluster, Options as ClusterOptions};
 use crate::crash::{Crash, Point};
 use crate::error::Failure;
 use crate::record::Position;
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{Guarantee, Mode, NodeKind, Once, Topology};
+use crate::topology::spec::{Guarantee, Mode, NodeKind, Once, PostgresSink, Topology};
 
+/// An id that is a number is made anew above this.
+const OTHER_ID: i64 = 7_000_000_000_000_000;
 /// What is waited for at most: a group's positions, a crash.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// How often each record had its effect, but for those that had it once.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Effects {
-    pub records: usize,
-    /// By the record's key.
-    pub other: BTreeMap<String, usize>,
-}
-
-impl Effects {
-    /// Every record once, but `name` so often.
-    fn expected(names: &[String], name: &str, times: usize) -> Effects {
-        let other = if times == 1 { BTreeMap::new() } else { BTreeMap::from([(name.to_owned(), times)]) };
-        Effects { records: names.len(), other }
-    }
-
-    /// Counted by name.
-    pub fn observed(names: &[String], count: impl Fn(&str) -> usize) -> Effects {
-        let counts = names.iter().map(|name| (name.clone(), count(name)));
-        Effects { records: names.len(), other: counts.filter(|(_, times)| *times != 1).collect() }
-    }
-
-    pub fn lost(&self) -> usize {
-        self.other.values().filter(|times| **times == 0).count()
-    }
-
-    pub fn doubled(&self) -> usize {
-        self.other.values().filter(|times| **times > 1).count()
-    }
-
-    pub fn right(&self) -> usize {
-        self.records - self.other.len()
-    }
-
-    /// `each once`, `order-3 lost`, `order-3 twice`.
-    pub fn text(&self) -> String {
-        let said = self.other.iter().map(|(name, times)| match times {
-            0 => format!("{name} lost"),
-            2 => format!("{name} twice"),
-            times => format!("{name} {times} times"),
-        });
-        if self.other.is_empty() { "each once".to_owned() } else { said.collect::<Vec<_>>().join(", ") }
-    }
-}
 
 /// One line of the comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,7 +133,10 @@ fn records(topology: &Topology, options: &super::Options) -> Result<Vec<Record>,
     let first = Topology { tests: topology.tests.iter().take(1).cloned().collect(), ..topology.clone() };
     let origin = options.origin.clone().unwrap_or(Origin::Tests { at_least: 1 });
     let (records, _) = input::gather(&first, &origin)?;
-    let mut records: Vec<Record> = records.into_iter().map(|record| Record { partition: 0, ..record }).collect();
+    // One time for all runs, so that what is made of it is the same.
+    let now = Some(Clock::System.now_ms());
+    let timed = |record: Record| Record { partition: 0, timestamp: record.timestamp.or(now), ..record };
+    let mut records: Vec<Record> = records.into_iter().map(timed).collect();
     records.retain(|record| record.key.is_some());
     let mut names: Vec<String> = records.iter().map(name).collect();
     names.sort_unstable();
@@ -202,17 +167,19 @@ struct Comparison<'a> {
 impl Comparison<'_> {
     fn run(&self, say: &dyn Fn(&str)) -> Result<Vec<Row>, Failure> {
         let mut rows = Vec::new();
+        say("running without a crash …");
+        let once = self.once()?;
         for guarantee in &self.plan.topology.drill {
             say(&format!("{}: killing it at {} …", guarantee.as_str(), self.names[self.middle]));
             for stage in &self.plan.stages {
                 for point in points(*guarantee, stage, self.quick) {
-                    rows.extend(self.crash(*guarantee, stage, point)?);
+                    rows.extend(self.crash(*guarantee, stage, point, &once)?);
                 }
             }
         }
         say("sending it twice …");
-        rows.extend(self.sends(false)?);
-        rows.extend(self.sends(true)?);
+        rows.extend(self.sends(false, &once)?);
+        rows.extend(self.sends(true, &once)?);
         say("a client that commits by itself …");
         for crash in [auto_commit::Crash::BeforeEffect, auto_commit::Crash::BeforeCommit] {
             rows.push(self.auto_commit(crash)?);
@@ -220,15 +187,86 @@ impl Comparison<'_> {
         Ok(rows)
     }
 
-    /// What a stage writes itself; dead letters and ledgers are no effects.
+    /// What a stage writes itself; dead letters and ledgers are no effects. Contents are looked at also where they vary:
+    /// the keys are in them.
     fn ends(&self, stage: Option<&Stage>) -> Vec<End> {
         let all = ends(&self.plan, stage, &[]).into_iter();
-        all.filter(|end| matches!(end.kind, EndKind::Topic | EndKind::Table(_))).collect()
+        let all = all.filter(|end| matches!(end.kind, EndKind::Topic | EndKind::Table(_)));
+        all.map(|end| End { varies: None, ..end }).collect()
+    }
+
+    /// What each record leaves at each end without a crash.
+    fn once(&self) -> Result<Vec<(End, Traces)>, Failure> {
+        let file = &self.plan.topology.file;
+        let run = self.new_run(None)?;
+        self.world.send(&run.name, &self.records, 0)?;
+        through(start(&run, Start::default())?.wait(self.interrupted)?)?;
+        let (found, letters) = self.look(&run, &self.ends(None), None, None)?;
+        if let Some(letter) = letters.first() {
+            return Err(Failure::refused(format!(
+                "{file}: [drill] compares effects, and a record is rejected even without a crash: {letter}"
+            )));
+        }
+        let varying = ends(&self.plan, None, &[]);
+        let traces = self.ends(None).into_iter().zip(found).map(|(end, contents)| {
+            let varies = varying.iter().any(|v| v.kind == end.kind && v.name == end.name && v.varies.is_some());
+            let how = match self.sink(&end) {
+                _ if varies => How::Counted,
+                Some(sink) if sink.mode == Mode::Add => How::Sums(sink.key.clone()),
+                _ => How::Same,
+            };
+            match Traces::new(&self.names, &contents, how) {
+                Ok(traces) => Ok((end, traces)),
+                Err(why) => Err(Failure::refused(format!(
+                    "{file}: [drill] cannot count effects in {}: {why}; without [drill] the file is drilled as it is",
+                    super::report::title(&end)
+                ))),
+            }
+        });
+        traces.collect()
+    }
+
+    /// What is at some ends of a run, without what names the run, and the contents of its dead letters. `ids`: an event id
+    /// that stands for another.
+    fn look(
+        &self,
+        run: &Run,
+        ends: &[End],
+        alone: Option<&str>,
+        ids: Option<&(String, String)>,
+    ) -> Result<(Vec<Contents>, Vec<String>), Failure> {
+        let letters = End {
+            kind: EndKind::DeadLetters,
+            name: "dead letters".to_owned(),
+            promise: Promise::default(),
+            varies: None,
+        };
+        let all: Vec<End> = ends.iter().cloned().chain([letters]).collect();
+        let mut found = observe(self.world, run, &all, alone)?.contents;
+        let plain = |text: &mut String| {
+            *text = text.replace(&run.name, "");
+            if let Some((other, first)) = ids {
+                *text = text.replace(other, first);
+            }
+        };
+        for contents in &mut found {
+            match contents {
+                Contents::Records(records) => records.iter_mut().for_each(|record| plain(&mut record.content)),
+                Contents::Rows(rows) => rows.values_mut().for_each(plain),
+                Contents::Heap(rows) => rows.iter_mut().for_each(plain),
+            }
+        }
+        let letters = match found.pop() {
+            Some(Contents::Records(records)) => records.into_iter().map(|record| record.content).collect(),
+            _ => Vec::new(),
+        };
+        Ok((found, letters))
     }
 
     fn new_run(&self, guarantee: Option<Guarantee>) -> Result<Run, Failure> {
         let settings = guarantee.map(|guarantee| ("guarantee", Some(Value::from(guarantee.as_str()))));
-        let settings = settings.into_iter().collect();
+        // A second send lies elsewhere, which is no other effect.
+        let settings = settings.into_iter().chain([("audit", None)]).collect();
         let run = self.world.run(&Variant { own_sources: true, settings, ..Variant::default() })?;
         self.world.make_sources(&run.name, 1)?;
         self.world.make_tables(&run)?;
@@ -236,7 +274,13 @@ impl Comparison<'_> {
     }
 
     /// One crash of one stage under a guarantee.
-    fn crash(&self, guarantee: Guarantee, stage: &Stage, point: Point) -> Result<Vec<Row>, Failure> {
+    fn crash(
+        &self,
+        guarantee: Guarantee,
+        stage: &Stage,
+        point: Point,
+        once: &[(End, Traces)],
+    ) -> Result<Vec<Row>, Failure> {
         let run = self.new_run(Some(guarantee))?;
         let only = if let StageKind::Kafka { .. } = stage.kind { run.name.as_str() } else { stage.name.as_str() };
         let (before, rest) = self.records.split_at(self.middle);
@@ -253,15 +297,13 @@ impl Comparison<'_> {
         };
         self.world.send(&run.name, &rest[1..], self.middle + 1)?;
         let ended = start(&run, Start { crash: None, only: Some(only), endless: false })?.wait(self.interrupted)?;
-        if !ended.status.success() {
-            return Err(Failure::refused(format!("a run did not come to its end:\n{}", ended.tail())));
-        }
+        let ended = through(ended)?;
         let reported = ended.report["stages"][0].clone();
         let count = |name: &str| reported[name].as_u64().unwrap_or(0);
         let skipped = count("duplicates") + count("stale") + count("ties");
         let times = times_after(guarantee, point, self.once_by(stage));
         let mut rows = Vec::new();
-        for (end, observed) in self.effects(&run, Some(stage))? {
+        for (end, observed) in self.effects(&run, Some(stage), once, None)? {
             rows.push(Row {
                 chapter: Chapter::Crash,
                 how: guarantee.as_str().to_owned(),
@@ -283,9 +325,14 @@ impl Comparison<'_> {
         Some(sink.once_by())
     }
 
+    fn sink(&self, end: &End) -> Option<&PostgresSink> {
+        let EndKind::Table(node) = end.kind else { return None };
+        let NodeKind::PostgresSink(sink) = &self.plan.topology.nodes[node].kind else { return None };
+        Some(sink)
+    }
+
     fn by(&self, end: &End) -> &'static str {
-        let EndKind::Table(node) = end.kind else { return "" };
-        let NodeKind::PostgresSink(sink) = &self.plan.topology.nodes[node].kind else { return "" };
+        let Some(sink) = self.sink(end) else { return "" };
         match (sink.once_by(), sink.mode) {
             (Some(Once::Version), _) => "version guard",
             (Some(Once::Ledger), _) => "ledger",
@@ -317,33 +364,52 @@ impl Comparison<'_> {
         }
     }
 
-    /// How often each record has its effect at each end of a stage, or of the whole job.
-    fn effects(&self, run: &Run, stage: Option<&Stage>) -> Result<Vec<(End, Effects)>, Failure> {
+    /// What became of each record at each end of a stage, or of the whole job. `ids`: as for [`Self::look`].
+    fn effects(
+        &self,
+        run: &Run,
+        stage: Option<&Stage>,
+        once: &[(End, Traces)],
+        ids: Option<&(String, String)>,
+    ) -> Result<Vec<(End, Effects)>, Failure> {
         let ends = self.ends(stage);
         let alone = stage.map(|stage| match stage.kind {
             StageKind::Kafka { .. } => run.name.as_str(),
             StageKind::Postgres { .. } => stage.name.as_str(),
         });
-        let observed = observe(self.world, run, &ends, alone)?;
-        let effects =
-            observed.contents.iter().map(|contents| Effects::observed(&self.names, |name| times(contents, name)));
-        Ok(ends.iter().cloned().zip(effects).collect())
+        let (found, letters) = self.look(run, &ends, alone, ids)?;
+        let rejected = |name: &str| letters.iter().any(|letter| letter.starts_with(&format!("{name:?} = ")));
+        let effects = ends.into_iter().zip(found).map(|(end, contents)| {
+            let known = once.iter().find(|(known, _)| known.kind == end.kind && known.name == end.name);
+            let (_, traces) = known.expect("the run without a crash reaches every end");
+            let mut effects = traces.effects(&contents);
+            for name in self.names.iter().filter(|name| rejected(name)) {
+                effects.other.entry(name.clone()).or_insert(Fate::ONCE).rejected = true;
+            }
+            (end, effects)
+        });
+        Ok(effects.collect())
     }
 
     /// The middle record is sent at two offsets; with `anew` its second send has an id of its own.
-    fn sends(&self, anew: bool) -> Result<Vec<Row>, Failure> {
-        let mut second = self.records[self.middle].clone();
-        if anew {
-            second.value = second.value.map(|value| self.other_id(&value));
-        }
+    fn sends(&self, anew: bool, once: &[(End, Traces)]) -> Result<Vec<Row>, Failure> {
+        let first = &self.records[self.middle];
+        let (second, ids) = match first.value.as_deref().and_then(|value| self.other_id(value)).filter(|_| anew) {
+            Some((value, ids)) => (Record { value: Some(value), ..first.clone() }, Some(ids)),
+            None => (first.clone(), None),
+        };
         let (before, after) = self.records.split_at(self.middle + 1);
-        let records = [before, &[second], after].concat();
         let run = self.new_run(None)?;
-        self.world.send(&run.name, &records, 0)?;
-        let ended = start(&run, Start::default())?.wait(self.interrupted)?;
-        if !ended.status.success() {
-            return Err(Failure::refused(format!("a run did not come to its end:\n{}", ended.tail())));
-        }
+        // Both sends say that they are the same record.
+        self.world.send(&run.name, before, 0)?;
+        self.world.send(&run.name, &[second], self.middle)?;
+        self.world.send(&run.name, after, self.middle + 1)?;
+        let ended = through(start(&run, Start::default())?.wait(self.interrupted)?)?;
+        // Where records lie is another place after the second send: what is made of that is counted and not compared.
+        let placed = self.plan.topology.nodes.iter().flat_map(|node| programs(&node.kind));
+        let placed = placed.into_iter().any(|program| program.uses().offset_or_partition);
+        let counted = |(end, traces): &(End, Traces)| (end.clone(), traces.clone().counted());
+        let once: Vec<(End, Traces)> = if placed { once.iter().map(counted).collect() } else { once.to_vec() };
         let skipped = |end: &End| {
             let stages = ended.report["stages"].as_array().into_iter().flatten();
             let EndKind::Table(node) = end.kind else { return 0 };
@@ -351,7 +417,7 @@ impl Comparison<'_> {
             let count = |s: &Json, name: &str| s[name].as_u64().unwrap_or(0);
             own.map(|s| count(s, "duplicates") + count(s, "stale") + count(s, "ties")).sum()
         };
-        let rows = self.effects(&run, None)?.into_iter().map(|(end, observed)| {
+        let rows = self.effects(&run, None, &once, ids.as_ref())?.into_iter().map(|(end, observed)| {
             let stage = self
                 .plan
                 .stages
@@ -376,17 +442,14 @@ impl Comparison<'_> {
         Ok(rows.collect())
     }
 
-    /// The record's value with another event id, where its source declares one as a member.
-    fn other_id(&self, value: &[u8]) -> Vec<u8> {
+    /// The record's value with another event id, where its source declares one as a member; and the two ids as they stand
+    /// in texts.
+    fn other_id(&self, value: &[u8]) -> Option<(Vec<u8>, (String, String))> {
         let member = self.plan.topology.nodes.iter().find_map(|node| match &node.kind {
             NodeKind::Source(source) => source.event_id.as_ref()?.member(),
             _ => None,
-        });
-        let (Some(member), Ok(Json::Object(mut members))) = (member, serde_json::from_slice(value)) else {
-            return value.to_vec();
-        };
-        members.insert(member.to_owned(), uuid::Uuid::now_v7().to_string().into());
-        Json::Object(members).to_string().into_bytes()
+        })?;
+        other_member(value, member)
     }
 
     /// A consumer with `enable.auto.commit=true` is killed at the middle record and starts again.
@@ -396,7 +459,7 @@ impl Comparison<'_> {
         let topic = format!("{}.{}", run.name, self.records[0].topic);
         let connection = &self.world.topics.connection;
         let effects = auto_commit::crash_and_restart(&run, connection, &topic, self.middle, crash, self.interrupted)?;
-        let count = |name: &str| effects.iter().filter(|effect| *effect == name).count();
+        let count = |name: &str| Fate::of(effects.iter().filter(|effect| *effect == name).count());
         let (how, times): (_, Box<dyn Fn(usize) -> usize>) = match crash {
             // The client had committed what was not done.
             auto_commit::Crash::BeforeEffect => ("committed too early", Box::new(|i| usize::from(i != self.middle))),
@@ -405,14 +468,14 @@ impl Comparison<'_> {
                 ("committed too late", Box::new(|i| if i <= self.middle { 2 } else { 1 }))
             }
         };
-        let other = self.names.iter().enumerate().map(|(i, name)| (name.clone(), times(i))).filter(|(_, n)| *n != 1);
+        let index = |name: &str| self.names.iter().position(|known| known == name).unwrap_or_default();
         Ok(Row {
             chapter: Chapter::AutoCommit,
             how: "enable.auto.commit".to_owned(),
             end: "its effects".to_owned(),
             by: "",
             killed: how.to_owned(),
-            expected: Effects { records: self.names.len(), other: other.collect() },
+            expected: Effects::observed(&self.names, |name| Fate::of(times(index(name)))),
             observed: Effects::observed(&self.names, count),
             skipped: 0,
         })
@@ -453,20 +516,28 @@ fn times_after(guarantee: Guarantee, point: Point, once_by: Option<Option<Once>>
     }
 }
 
-/// How often a record of that key is among what was found.
-fn times(contents: &Contents, name: &str) -> usize {
-    let has = |row: &String| {
-        let row: Json = serde_json::from_str(row).unwrap_or_default();
-        row.as_object().is_some_and(|row| row.values().any(|value| value == name))
+/// The object with another id in that member, and nothing else changed; then the other id and the first as text.
+fn other_member(value: &[u8], member: &str) -> Option<(Vec<u8>, (String, String))> {
+    let text = std::str::from_utf8(value).ok()?;
+    let members: BTreeMap<String, &RawValue> = serde_json::from_str(text).ok()?;
+    let first = members.get(member)?.get();
+    let at = first.as_ptr().addr() - text.as_ptr().addr();
+    let (other, first) = match serde_json::from_str(first).ok()? {
+        Json::String(first) => (Json::from(uuid::Uuid::now_v7().to_string()), first),
+        // So large that no other number of a record holds its digits.
+        _ => (Json::from(OTHER_ID + Clock::System.now_ms()), first.to_owned()),
     };
-    match contents {
-        Contents::Records(records) => {
-            // Of the key: the contents begin with it, as text in quotes.
-            let start = format!("{name:?} = ");
-            records.iter().filter(|record| record.content.starts_with(&start)).count()
-        }
-        Contents::Rows(rows) => rows.values().filter(|row| has(row)).count(),
-        Contents::Heap(rows) => rows.iter().filter(|row| has(row)).count(),
+    let end = at + members[member].get().len();
+    let changed = format!("{}{other}{}", &text[..at], &text[end..]);
+    let other = other.as_str().map_or_else(|| other.to_string(), str::to_owned);
+    Some((changed.into_bytes(), (other, first)))
+}
+
+/// A run that should have come to its end.
+fn through(ended: Ended) -> Result<Ended, Failure> {
+    match ended.status.success() {
+        true => Ok(ended),
+        false => Err(Failure::refused(format!("a run did not come to its end:\n{}", ended.tail()))),
     }
 }
 
@@ -493,15 +564,14 @@ mod tests {
     }
 
     #[test]
-    fn effects_name_what_is_not_there_once() {
-        let names = ["a", "b", "c"].map(str::to_owned);
-        let effects = Effects::observed(&names, |name| match name {
-            "a" => 0,
-            "b" => 1,
-            _ => 2,
-        });
-        assert_eq!((effects.lost(), effects.doubled(), effects.right()), (1, 1, 1));
-        assert_eq!(effects.text(), "a lost, c twice");
-        assert_eq!(Effects::expected(&names, "b", 1).text(), "each once");
+    fn a_second_send_differs_by_its_id_alone() {
+        for (value, first) in [(r#"{"b": 1e3, "id" : "e1", "a":"e1"}"#, "e1"), (r#"{"id":7,"n":7}"#, "7")] {
+            let (changed, (other, was)) = other_member(value.as_bytes(), "id").unwrap();
+            assert_eq!(was, first);
+            let changed = String::from_utf8(changed).unwrap();
+            assert_ne!(changed, value);
+            assert_eq!(changed.replace(&other, first), value);
+        }
+        assert_eq!(other_member(b"{}", "id"), None);
     }
 }

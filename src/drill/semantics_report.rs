@@ -4,9 +4,10 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
+use super::effects::Effects;
 use super::html::{escaped, page};
 use super::report::aligned;
-use super::semantics::{Chapter, Effects, Row, Semantics};
+use super::semantics::{Chapter, Row, Semantics};
 
 /// A chapter, its title for a record, and the names of its first columns.
 type Part = (Chapter, fn(&str) -> String, [&'static str; 4]);

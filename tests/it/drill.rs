@@ -288,3 +288,58 @@ fn five_orders_show_what_each_guarantee_loses_and_doubles() {
     });
     assert_eq!(rows.collect::<Vec<_>>(), FIVE_ORDERS);
 }
+
+/// Sums in a table whose ledger keeps an event from being added twice.
+const ADDED: &str = r#"
+name = "added"
+batch_records = 1
+kafka.brokers = "localhost:1"
+[sources.payments]
+type = "kafka"
+topics = ["payments"]
+event_id = ".event_id"
+[sinks.balances]
+type = "postgres"
+inputs = ["payments"]
+url = "${DATABASE_URL}"
+table = "balances"
+mode = "add"
+key = ["account"]
+dedupe = { table = "seen", retention = "14d" }
+[drill]
+guarantees = ["at-least-once"]
+[[tests]]
+name = "three accounts"
+inputs = [
+  { source = "payments", key = "a", value = { event_id = "e1", account = "a", amount = 5 } },
+  { source = "payments", key = "b", value = { event_id = "e2", account = "b", amount = 7 } },
+  { source = "payments", key = "c", value = { event_id = "e3", account = "c", amount = 1 } },
+]
+outputs = []
+"#;
+
+#[test]
+fn effects_of_sums_are_counted_by_what_was_added() {
+    if !support::online("a comparison of guarantees on sums") {
+        return;
+    }
+    let (report, exit) = drill_text(ADDED, &[]);
+    assert_eq!((exit, &report["broken"]), (Some(0), &Value::Bool(false)), "{report:#}");
+    let rows = report["rows"].as_array().unwrap().iter().filter(|row| row["end"] == "table balances");
+    let rows: Vec<_> =
+        rows.map(|row| (row["how"].as_str().unwrap(), row["observed"]["text"].as_str().unwrap())).collect();
+    assert_eq!(rows, [("at-least-once", "each once"), ("one id", "each once"), ("an id made anew", "b twice")]);
+    // A record that is rejected without a crash has no effect to count.
+    let (message, exit) = refused(&ADDED.replace("event_id = \"e2\", ", ""));
+    assert_eq!(exit, Some(2), "{message}");
+    assert!(message.contains("rejected even without a crash"), "{message}");
+}
+
+/// What `semel drill` says of a topology that it does not drill.
+fn refused(topology: &str) -> (String, Option<i32>) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("refused.toml");
+    std::fs::write(&file, topology).unwrap();
+    let output = semel_drill(&file, support::cluster(), &[]);
+    (text(&output), output.status.code())
+}
