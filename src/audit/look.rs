@@ -377,12 +377,11 @@ fn ranges(
     Ok(ranges)
 }
 
-/// The stage's committed positions, and the ids of the topics that they are of.
-fn positions(
-    stage: &Stage,
-    partitions: &[TopicPartition],
-    admin: &Admin,
-) -> Result<Vec<(TopicPartition, Option<Position>, Option<Uuid>)>, Failure> {
+/// A committed position, and the id of the topic that it is of.
+type Committed = (TopicPartition, Option<Position>, Option<Uuid>);
+
+/// The stage's committed positions.
+fn positions(stage: &Stage, partitions: &[TopicPartition], admin: &Admin) -> Result<Vec<Committed>, Failure> {
     let commits = admin.commits(&stage.group, partitions, true).map_err(failed)?;
     let positions = commits.into_iter().map(|(partition, commit)| {
         let commit = commit.map_err(failed)?;

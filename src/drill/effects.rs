@@ -143,7 +143,7 @@ impl Traces {
             texts(contents).into_iter().filter(|content| owners(contents, content, &self.names) == [index]).collect();
         let left = &self.left[index];
         match &self.how {
-            How::Counted if found.len() % left.len() == 0 => Fate::of(found.len() / left.len()),
+            How::Counted if found.len().is_multiple_of(left.len()) => Fate::of(found.len() / left.len()),
             How::Counted => Fate::DIFFERENT,
             How::Same => {
                 let times = |content: &String| {

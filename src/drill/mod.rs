@@ -200,7 +200,7 @@ impl Drill<'_> {
     /// Seals often enough that a crash in the middle has something before and behind it.
     fn batch_records(&self) -> u64 {
         let wanted = self.records.div_ceil(BATCHES).max(1);
-        self.plan.topology.batch_records.map_or(wanted, |own| wanted.min(u64::from(own.get())))
+        self.plan.topology.batch_records.map_or(wanted, |own| wanted.min(own.get()))
     }
 
     fn batches(&self) -> (&'static str, Option<Value>) {
