@@ -83,7 +83,7 @@ impl Looked {
             deleted: BTreeMap::new(),
             deleted_letters: BTreeMap::new(),
         };
-        let mut reader = Reader::new(connection, admin, PATIENCE).map_err(failed)?;
+        let mut reader = Reader::new(connection, PATIENCE).map_err(failed)?;
         looked.read_letters(plan, &dead_letters, &infos, admin, &mut reader)?;
         looked.read_outputs(&infos, admin, &mut reader)?;
         // After the outputs: the replay of each that is there is there too.

@@ -119,7 +119,7 @@ pub fn audit(plan: &Plan, connection: &Connection, admin: &Admin, options: &Opti
     };
     report.not_audited.append(&mut looked.not_audited);
     let mut operators = Operators::new(plan, stage, &looked)?;
-    let mut reader = Reader::new(connection, admin, PATIENCE).map_err(look::failed)?;
+    let mut reader = Reader::new(connection, PATIENCE).map_err(look::failed)?;
     for range in looked.ranges.clone() {
         let read = reader.read(&range, |input| {
             operators.record(input, &mut looked, &mut report);

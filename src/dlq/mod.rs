@@ -60,7 +60,7 @@ impl DeadLetters {
         let info = admin.topic(topic).map_err(&failed)?;
         let partitions = info.map_or(0, |info| info.partitions);
         let ranges = Reader::whole(admin, topic, partitions, Isolation::ReadCommitted).map_err(&failed)?;
-        let reader = Reader::new(connection, admin, PATIENCE).map_err(&failed)?;
+        let reader = Reader::new(connection, PATIENCE).map_err(&failed)?;
         Ok(DeadLetters { topic: topic.to_owned(), ranges, reader })
     }
 

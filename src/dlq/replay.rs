@@ -160,7 +160,7 @@ fn marks(connection: &Connection, admin: &Admin, topics: &[String]) -> Result<BT
         let Some(info) = admin.topic(topic).map_err(&failed)? else { continue };
         // A commit is acknowledged before its markers are written: what is still open is waited for.
         let ranges = Reader::whole(admin, topic, info.partitions, Isolation::ReadUncommitted).map_err(&failed)?;
-        let mut reader = Reader::new(connection, admin, PATIENCE).map_err(&failed)?;
+        let mut reader = Reader::new(connection, PATIENCE).map_err(&failed)?;
         for range in ranges {
             let read: Result<(), Error> = reader.read(&range, |input| {
                 if input.headers.last(header::REPLAY_OF).is_some() {

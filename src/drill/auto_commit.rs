@@ -69,7 +69,7 @@ pub fn consume(args: &Args) -> Result<(), Failure> {
     while Instant::now() < deadline {
         let (key, next) = match consumer.poll(Duration::from_millis(50)) {
             Polled::Record(message) => (message.key().unwrap_or_default().to_vec(), message.offset().next()),
-            Polled::EndOfPartition(_) => return Ok(()),
+            Polled::EndOfPartition(..) => return Ok(()),
             Polled::Failed(error) => return Err(failed(error)),
             Polled::Nothing | Polled::Assign(_) | Polled::Revoke { .. } => continue,
         };

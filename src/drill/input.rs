@@ -234,7 +234,7 @@ fn sample(topology: &Topology, most: usize) -> Result<Vec<Record>, Failure> {
                 });
                 moved = Instant::now();
             }
-            Polled::EndOfPartition(partition) => partitions.retain(|p| *p != partition),
+            Polled::EndOfPartition(partition, _) => partitions.retain(|p| *p != partition),
             Polled::Failed(error) => return Err(failed(error)),
             Polled::Nothing | Polled::Assign(_) | Polled::Revoke { .. } => {}
         }

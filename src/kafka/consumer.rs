@@ -36,7 +36,8 @@ pub enum Polled<'c> {
         partitions: Vec<TopicPartition>,
         lost: bool,
     },
-    EndOfPartition(TopicPartition),
+    /// Everything before that offset was delivered: the log's end, or the last stable offset with read_committed.
+    EndOfPartition(TopicPartition, Position),
     Failed(Error),
     /// Nothing for the caller: time is up, or the client minded its own business. Poll again.
     Nothing,
@@ -108,7 +109,7 @@ impl Consumer {
         let code = event.code();
         let entry = partition_of(event);
         if let (Code::PARTITION_EOF, Some(entry)) = (code, &entry) {
-            return Polled::EndOfPartition(entry.partition.clone());
+            return Polled::EndOfPartition(entry.partition.clone(), entry.position().unwrap_or(Position(0)));
         }
         let mut text = event.text();
         // Connections come and go, and the client mends them by itself.

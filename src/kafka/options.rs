@@ -16,7 +16,7 @@ pub struct ConsumerOptions<'a> {
     /// Bytes fetched ahead for all partitions together. One fetch response may go over it.
     pub queue_bytes: u64,
     pub read_committed: bool,
-    /// Report [`Polled::EndOfPartition`]. Only a hint: with read_committed it comes at the last stable offset.
+    /// Report [`Polled::EndOfPartition`], each time that an end is reached that was not reached before.
     pub end_of_partition: bool,
     /// The client commits by itself, every so often, what it has handed out. No job does that: a drill shows why.
     pub auto_commit: Option<Duration>,

@@ -18,7 +18,6 @@ const SLICE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Reader {
     consumer: Consumer,
-    admin: Admin,
     patience: Duration,
 }
 
@@ -32,11 +31,11 @@ pub struct Range {
 
 impl Reader {
     /// `patience`: how long nothing may come before a read is given up.
-    pub fn new(connection: &Connection, admin: &Admin, patience: Duration) -> Result<Reader, Error> {
+    pub fn new(connection: &Connection, patience: Duration) -> Result<Reader, Error> {
         // It never joins the group: positions are given.
         let options = ConsumerOptions { end_of_partition: true, ..ConsumerOptions::new(&connection.client_id) };
         let consumer = Consumer::new(connection, &options)?;
-        Ok(Reader { consumer, admin: admin.within(patience), patience })
+        Ok(Reader { consumer, patience })
     }
 
     /// All of a topic that is there now: up to the last stable offsets, or up to the ends of the log, where what is
@@ -70,7 +69,6 @@ impl Reader {
         let partition = std::slice::from_ref(&range.partition);
         self.consumer.assign(&[(range.partition.clone(), range.from)])?;
         let mut heard = Instant::now();
-        let mut at_end = false;
         loop {
             match self.consumer.poll(SLICE) {
                 Polled::Record(message) => {
@@ -85,16 +83,13 @@ impl Reader {
                     }
                     continue;
                 }
-                Polled::EndOfPartition(ended) if ended == range.partition => at_end = true,
+                // Where only markers lie at the end no record moves the position over them.
+                Polled::EndOfPartition(ended, at) if ended == range.partition && at >= range.to => return Ok(()),
                 Polled::Failed(error) if error.is_out_of_range() || error.is_fatal() => return Err(error.into()),
                 _ => {}
             }
             let position = self.consumer.position(partition).pop().and_then(|(_, position)| position);
             if position.is_some_and(|position| position >= range.to) {
-                return Ok(());
-            }
-            // Where only markers lie at the end no record moves the position over them.
-            if at_end && self.stable(&range.partition)? >= range.to {
                 return Ok(());
             }
             if heard.elapsed() >= self.patience {
@@ -103,10 +98,5 @@ impl Reader {
                 return Err(error.at(place.topic.clone(), Some(place.partition)).into());
             }
         }
-    }
-
-    fn stable(&self, partition: &TopicPartition) -> Result<Position, Error> {
-        let answer = self.admin.offsets(&[(partition.clone(), At::Latest)], Isolation::ReadCommitted)?;
-        Ok(answer.first().and_then(|(_, end)| *end).unwrap_or(Position(0)))
     }
 }

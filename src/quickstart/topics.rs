@@ -169,7 +169,7 @@ impl Topics {
                     record(message.to_input(Vec::new()));
                     moved = Instant::now();
                 }
-                Polled::EndOfPartition(partition) => unread.retain(|p| *p != partition),
+                Polled::EndOfPartition(partition, _) => unread.retain(|p| *p != partition),
                 Polled::Failed(error) => return Err(failed(error)),
                 Polled::Nothing | Polled::Assign(_) | Polled::Revoke { .. } => {}
             }

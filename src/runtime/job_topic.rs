@@ -197,7 +197,7 @@ pub fn read(topic: &str, connection: &Connection, admin: &Admin, patience: Durat
     }
     let mut newer = false;
     for range in Reader::whole(admin, topic, 1, Isolation::ReadUncommitted).map_err(failed)? {
-        let mut reader = Reader::new(connection, admin, patience).map_err(failed)?;
+        let mut reader = Reader::new(connection, patience).map_err(failed)?;
         let read = reader.read(&range, |input: &Input<'_>| {
             let key = input.key.and_then(|key| std::str::from_utf8(key).ok()).unwrap_or_default();
             newer |= !memory.take(key, input.value);

@@ -391,7 +391,7 @@ fn the_end_of_a_partition_is_reported_when_asked_for() {
             c.assign(&[(topic.partition(0), Position(0))]).unwrap();
             None
         }
-        Polled::EndOfPartition(partition) => Some(partition),
+        Polled::EndOfPartition(partition, _) => Some(partition),
         _ => None,
     });
     assert_eq!(end, topic.partition(0));

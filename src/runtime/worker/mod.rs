@@ -536,7 +536,7 @@ impl Rebalance {
             Polled::Assign(partitions) => Rebalance::Assign(partitions),
             Polled::Revoke { partitions, lost } => Rebalance::Revoke { partitions, lost },
             Polled::Failed(error) => Rebalance::Failed(error),
-            Polled::Record(_) | Polled::Nothing | Polled::EndOfPartition(_) => unreachable!("not asked for"),
+            Polled::Record(_) | Polled::Nothing | Polled::EndOfPartition(..) => unreachable!("not asked for"),
         }
     }
 }

@@ -289,7 +289,7 @@ pub fn read_committed(brokers: &str, admin: &Admin, topic: &str) -> Vec<Stored> 
 pub fn each_committed(brokers: &str, admin: &Admin, topic: &str, mut see: impl FnMut(&Input<'_>)) {
     let info = admin.topic(topic).unwrap().unwrap_or_else(|| panic!("no topic {topic}"));
     let connection = Connection::new(brokers, support::unique("semel-tests-reader"));
-    let mut reader = Reader::new(&connection, admin, PATIENCE).unwrap();
+    let mut reader = Reader::new(&connection, PATIENCE).unwrap();
     for range in Reader::whole(admin, topic, info.partitions, Isolation::ReadUncommitted).unwrap() {
         let read = reader.read(&range, |input| -> Result<_, semel::kafka::Error> {
             see(input);
