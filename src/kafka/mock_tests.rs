@@ -156,8 +156,9 @@ fn broker_errors_become_dispositions() {
             (Api::AddOffsetsToTxn, RD_KAFKA_RESP_ERR_UNKNOWN, abort.clone()),
             (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION, rejoin.clone()),
             (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID, rejoin.clone()),
-            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_STALE_MEMBER_EPOCH, rejoin),
-            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_FENCED_INSTANCE_ID, Fatal(Exit::Twin)),
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_STALE_MEMBER_EPOCH, rejoin.clone()),
+            // Also after our own return within the session: only the group itself says who is the twin.
+            (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_FENCED_INSTANCE_ID, rejoin),
             (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Fenced),
             (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_PRODUCER_FENCED, abort.clone()),
             (Api::TxnOffsetCommit, RD_KAFKA_RESP_ERR_INVALID_TXN_STATE, Rebuild),

@@ -250,8 +250,12 @@ fn others(function: &str) -> String {
 fn schedule(seed: u64, faults: usize) -> Vec<Fault> {
     let mut state = seed;
     let mut schedule = Vec::new();
+    // `Visitor,KillBroker`: these kinds only, to look closer.
+    let kinds = std::env::var("SEMEL_SOAK_KINDS").unwrap_or_default();
+    let kinds: Vec<&str> = kinds.split(',').collect();
     while schedule.len() < faults {
         let mut round = FAULTS.to_vec();
+        round.retain(|fault| kinds.iter().any(|kind| format!("{fault:?}").starts_with(kind)));
         for i in (1..round.len()).rev() {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             round.swap(i, (state >> 33) as usize % (i + 1));
