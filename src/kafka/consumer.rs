@@ -170,16 +170,6 @@ impl Consumer {
         unsafe { Error::check(Operation::Assign, rd::rd_kafka_incremental_unassign(self.client.ptr(), list.as_ptr())) }
     }
 
-    /// Takes partitions out of the assignment, from the loop rather than in answer to an event;
-    /// [`add`](Consumer::add) brings them back. The group is not asked.
-    pub fn hold_back(&mut self, partitions: &[TopicPartition]) -> Result<(), Error> {
-        if self.is_cooperative() {
-            return self.unassign(partitions);
-        }
-        self.starts.retain(|partition, _| !partitions.contains(partition));
-        self.add(&[])
-    }
-
     fn incremental_assign(&self, positions: &[(TopicPartition, Position)]) -> Result<(), Error> {
         let list = List::of_positions(positions);
         // SAFETY: client and list are alive; the call copies the list, and the error it returns is ours.

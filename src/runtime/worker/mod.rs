@@ -344,10 +344,8 @@ impl Worker {
         self.state.task.unassigned(partitions);
         self.state.waiting.retain(|p| !partitions.contains(p));
         self.state.hot = None;
-        if self.state.paused {
-            // A pause outlives the assignment: a partition that comes back would never be read.
-            self.consumer.resume(partitions);
-        }
+        // A pause outlives the assignment: a partition that comes back would never be read.
+        self.consumer.resume(partitions);
         let answered = self.consumer.unassign(partitions);
         self.state.status.set_assigned(self.state.progress.partitions().len());
         tracing::info!(worker = self.state.options.name, partitions = %list(partitions), "given up");
@@ -371,11 +369,19 @@ impl Worker {
         let found = self.state.positions.find(&self.consumer, &partitions, Duration::from_millis(200))?;
         self.state.say_unstable(&found);
         self.state.waiting.extend(found.unstable.iter().cloned());
-        if !found.known.is_empty()
-            && let Err(error) = self.consumer.add(&found.at())
+        let assigned = self.consumer.assignment();
+        let (held, new): (Vec<_>, Vec<_>) = found.at().into_iter().partition(|(p, _)| assigned.contains(p));
+        if !new.is_empty()
+            && let Err(error) = self.consumer.add(&new)
         {
             self.state.waiting.extend(found.known.into_iter().map(|(partition, _, _)| partition));
             return self.reported(error);
+        }
+        if !held.is_empty() {
+            // They were held back after an abort: the client stands where they were read last.
+            let held: Vec<TopicPartition> = held.into_iter().map(|(partition, _)| partition).collect();
+            self.consumer.resume(&held);
+            self.state.missed = true;
         }
         self.settle_in(found);
         Ok(())
@@ -478,10 +484,8 @@ impl Worker {
             if found.known.is_empty() {
                 return self.serve(IDLE_WAIT);
             }
-            // One whose leader is away holds up no other.
-            if let Err(error) = self.consumer.hold_back(&found.unstable) {
-                return self.reported(error);
-            }
+            // One whose leader is away holds up no other. It stays assigned: an answer to a rebalance may be due meanwhile.
+            self.consumer.pause(&found.unstable);
             self.state.progress.unassign(&found.unstable);
             self.state.task.unassigned(&found.unstable);
             self.state.waiting.extend(found.unstable.iter().cloned());
