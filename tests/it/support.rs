@@ -103,3 +103,9 @@ pub fn eventually(deadline: Duration, what: &str, mut predicate: impl FnMut() ->
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+/// Held by a test that takes all of a small machine: two of them beside each other would miss their bounds.
+pub fn one_heavy_test() -> std::sync::MutexGuard<'static, ()> {
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,6 +1,7 @@
 //! A job on three brokers: the one that coordinates its group and the one that coordinates its transactions go away.
 
 use std::collections::BTreeMap;
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -81,9 +82,11 @@ impl Brokers {
     }
 }
 
-fn three_brokers() -> Cluster {
+fn three_brokers() -> (MutexGuard<'static, ()>, Cluster) {
+    let one = support::one_heavy_test();
     let options = Options { use_given: false, brokers: Some(3), ..support::options() };
-    Cluster::private(&options, &|text| eprintln!("{text}")).unwrap_or_else(|failure| panic!("{failure}"))
+    let cluster = Cluster::private(&options, &|text| eprintln!("{text}")).unwrap_or_else(|failure| panic!("{failure}"));
+    (one, cluster)
 }
 
 #[test]
@@ -91,7 +94,7 @@ fn a_job_moves_on_when_its_coordinators_go() {
     if !support::online("a job on three brokers") {
         return;
     }
-    let cluster = three_brokers();
+    let (_one, cluster) = three_brokers();
     let status = cluster.status().unwrap().unwrap();
     assert_eq!(status.kafka.iter().filter(|broker| broker.up).count(), 3, "{status:?}");
     assert_eq!(cluster.brokers.split(',').count(), 3);
@@ -162,7 +165,7 @@ fn a_partition_without_a_leader_holds_up_no_other_after_an_abort() {
     if !support::online("a partition without a leader") {
         return;
     }
-    let cluster = three_brokers();
+    let (_one, cluster) = three_brokers();
     let job = Job::new(&cluster, "leaderless", 3);
     let brokers = Brokers::of(&cluster);
     let input = job.topic("in");

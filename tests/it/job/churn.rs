@@ -231,6 +231,7 @@ fn instances_that_come_and_go_lose_and_double_nothing_and_every_partition_moves_
     let seed =
         std::env::var("SEMEL_CHURN_SEED").map_or(now, |seed| seed.parse().expect("SEMEL_CHURN_SEED is a number"));
     println!("SEMEL_CHURN_SEED={seed}");
+    let _one = support::one_heavy_test();
     let cluster = support::private_cluster(&[]);
     for membership in ["static", "dynamic"] {
         std::thread::scope(|scope| {

@@ -275,6 +275,7 @@ fn a_job_that_meets_every_kind_of_fault_loses_and_doubles_nothing() {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let seed = std::env::var("SEMEL_SOAK_SEED").map_or(now, |seed| seed.parse().expect("SEMEL_SOAK_SEED is a number"));
     println!("soak: {} faults at {} records/s, SEMEL_SOAK_SEED={seed}", scale.faults, scale.rate);
+    let _one = support::one_heavy_test();
     let proxy = KafkaProxy::start();
     let cluster = support::private_cluster(&[("advertised.listeners", &format!("PLAINTEXT://{}", proxy.address))]);
     proxy.forward_to(&cluster.brokers);
