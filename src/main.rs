@@ -12,6 +12,6 @@ fn main() {
     // Memory that is free for so many milliseconds goes back to the system; the default of a second keeps a quarter more
     // resident. `MIMALLOC_PURGE_DELAY` still wins.
     // SAFETY: the call sets a number and may come at any time.
-    unsafe { mi_option_set_default(PURGE_DELAY, 300) };
+    unsafe { mi_option_set_default(PURGE_DELAY, 100) };
     std::process::exit(semel::cli::main() as i32);
 }

@@ -96,12 +96,20 @@ pub fn unique(prefix: &str) -> String {
 /// # Panics
 /// After `deadline`, naming `what` was waited for.
 #[track_caller]
-pub fn eventually(deadline: Duration, what: &str, mut predicate: impl FnMut() -> bool) {
+pub fn eventually(deadline: Duration, what: &str, predicate: impl FnMut() -> bool) {
+    assert!(within(deadline, predicate), "not within {deadline:?}: {what}");
+}
+
+/// Blocks until `predicate` holds; false after `deadline`.
+pub fn within(deadline: Duration, mut predicate: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + deadline;
     while !predicate() {
-        assert!(Instant::now() < end, "not within {deadline:?}: {what}");
+        if Instant::now() >= end {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
+    true
 }
 
 /// Held by a test that takes all of a small machine: two of them beside each other would miss their bounds.

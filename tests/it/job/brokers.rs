@@ -12,7 +12,7 @@ use semel::cluster::{Cluster, Options};
 use semel::kafka::{At, Isolation};
 use semel::record::TopicPartition;
 
-use super::harness::{Job, Load, PATIENCE, Record};
+use super::harness::{Job, Load, PATIENCE, Process, Record};
 use super::instances::through;
 use super::kill::{TABLE, TOPOLOGY, check, order};
 use crate::support;
@@ -117,7 +117,7 @@ fn a_job_moves_on_when_its_coordinators_go() {
         let partitions: Vec<_> = (0..4).map(|p| TopicPartition::new(job.topic("in"), p)).collect();
         let latest: Vec<_> = partitions.iter().map(|p| (p.clone(), At::Latest)).collect();
         // What was written by now is processed, in every partition. A partition whose leader went has none for a while.
-        let all_move = |what: &str| {
+        let all_move = |process: &Process, what: &str| {
             let since = Instant::now();
             let mut ends = Vec::new();
             support::eventually(BOUND, "every partition has a leader", || {
@@ -125,30 +125,37 @@ fn a_job_moves_on_when_its_coordinators_go() {
                 ends = found.into_iter().filter_map(|(_, end)| end).collect();
                 ends.len() == partitions.len()
             });
-            support::eventually(BOUND, what, || {
+            let moved = || {
                 let committed = job.admin.committed(&job.name, &partitions, false).unwrap_or_default();
-                let positions: Vec<_> = committed.into_iter().filter_map(|(_, at)| at.ok().flatten()).collect();
-                positions.len() == ends.len() && positions.iter().zip(&ends).all(|(at, end)| at > end)
-            });
+                let positions: Vec<_> = committed.into_iter().map(|(_, at)| at.ok().flatten().map(|at| at.0)).collect();
+                let all = positions.len() == ends.len() && positions.iter().zip(&ends).all(|(at, end)| *at > Some(end.0));
+                (all, positions)
+            };
+            if !support::within(BOUND, || moved().0) {
+                let now = job.admin.offsets(&latest, Isolation::ReadCommitted);
+                panic!("{what}: {:?} of {ends:?}, the input ends at {now:?}\n{}", moved().1, process.log());
+            }
             since.elapsed()
         };
-        all_move("the job works");
+        all_move(&process, "the job works");
         let mine = [job.topic("in"), job.topic("out"), job.topic("job"), offsets.clone(), transactions.clone()];
-        let names = [(&offsets, job.name.clone(), false), (&transactions, format!("{0}.{0}.blue.0.0", job.name), true)];
-        for (topic, name, hard) in names {
+        let names = [(&offsets, job.name.clone()), (&transactions, format!("{0}.{0}.blue.0.0", job.name))];
+        let rounds = std::env::var("SEMEL_BROKERS").map_or(1, |n| n.parse().expect("SEMEL_BROKERS is a number"));
+        for (round, (topic, name)) in names.iter().cycle().enumerate().take(2 * rounds) {
+            let hard = round % 4 == 1 || round % 4 == 2;
             brokers.in_sync(&mine);
-            let broker = brokers.coordinator(topic, &name);
+            let broker = brokers.coordinator(topic, name);
             if hard {
                 cluster.kill_broker(broker).unwrap()
             } else {
                 cluster.stop_broker(broker).unwrap()
             }
-            let moved = all_move("every partition moves while the broker is away");
-            let now = brokers.coordinator(topic, &name);
+            let moved = all_move(&process, "every partition moves while the broker is away");
+            let now = brokers.coordinator(topic, name);
             assert_ne!(now, broker, "the coordinator has not moved");
             cluster.start_broker(broker).unwrap();
             println!("broker {broker} of {topic} went (hard: {hard}), {now} took over: all moved after {moved:?}");
-            all_move("every partition moves when the broker is back");
+            all_move(&process, "every partition moves when the broker is back");
             assert!(process.is_running(), "{}", process.log());
         }
         let count = load.stop();

@@ -48,37 +48,47 @@ fn two_instances_one_stopped_one_killed_one_started_in_the_middle() {
     check(&job, count);
 }
 
+/// Three instances become two and then four (case 25): the one that went was only asleep, and comes back.
 #[test]
-fn a_member_that_was_asleep_past_its_session_writes_nothing_of_what_another_took_over() {
+fn a_member_that_was_asleep_past_its_session_writes_nothing_of_what_others_took_over() {
     let Some(cluster) = support::broker("a member asleep past its session") else { return };
-    let job = Job::new(cluster, "asleep", 4);
+    let job = Job::new(cluster, "asleep", 6);
     job.sql(TABLE);
     let text = TOPOLOGY.replace("[kafka]\n", "session_timeout = \"6s\"\ntransaction_timeout = \"4s\"\n[kafka]\n");
     let file = job.file(&text);
+    let assigned = |process: &Process| {
+        process.log().lines().filter(|line| line.contains(" assigned ") && line.contains(".in-")).count()
+    };
     let count = std::thread::scope(|scope| {
-        let load = Load::start(scope, &job, 2_000, 4, order);
+        let load = Load::start(scope, &job, 2_000, 6, |i| (format!("c-{}", i % 101), order(i).1));
+        let taken_over = |what: &str| {
+            let before = job.positions(&job.name, "in");
+            support::eventually(PATIENCE, what, || {
+                job.positions(&job.name, "in").iter().zip(&before).all(|(now, then)| now > then)
+            });
+        };
         let sleeper = job.start(&file);
         support::eventually(PATIENCE, "the first works", || {
             job.positions(&job.name, "in").into_iter().flatten().sum::<i64>() > 0
         });
-        let other = job.start(&file);
-        support::eventually(PATIENCE, "the other has partitions", || other.log().contains("assigned"));
+        let mut others = vec![job.start(&file), job.start(&file)];
+        support::eventually(PATIENCE, "the others have partitions", || others.iter().all(|other| assigned(other) > 0));
         sleeper.signal(Signal::SIGSTOP);
-        let before = job.positions(&job.name, "in");
-        support::eventually(PATIENCE, "the other takes every partition over", || {
-            job.positions(&job.name, "in").iter().zip(&before).all(|(now, then)| now > then)
-        });
+        taken_over("the two others take every partition over");
+        others.extend([job.start(&file), job.start(&file)]);
+        support::eventually(PATIENCE, "four have partitions", || others.iter().all(|other| assigned(other) > 0));
+        taken_over("four share the partitions");
+        let before = assigned(&sleeper);
         sleeper.signal(Signal::SIGCONT);
-        support::eventually(PATIENCE, "the sleeper has work again", || sleeper.log().matches("assigned").count() > 2);
+        support::eventually(PATIENCE, "the sleeper has work again", || assigned(&sleeper) > before);
         sleeper.stop();
-        other.stop();
+        others.into_iter().for_each(Process::stop);
         load.stop()
     });
     job.drain(&file);
     check(&job, count);
 }
 
-/// Case 22: what a dead worker left open holds up readers until somebody ends it, or its timeout does.
 #[test]
 fn a_restart_with_fewer_workers_ends_what_the_others_left_open() {
     let Some(cluster) = support::broker("a restart with fewer workers") else { return };

@@ -10,6 +10,7 @@ use crate::support;
 
 pub const TOPOLOGY: &str = r#"
 name = "NAME"
+audit = true
 [kafka]
 [sources.orders]
 type = "kafka"
@@ -96,15 +97,23 @@ fn rows(count: u64) -> BTreeMap<String, (u64, bool, String)> {
     rows
 }
 
-/// Lost, doubled and unexpected outputs of `count` orders.
+/// Lost, doubled and unexpected outputs of `count` orders. Says of the first doubled ones where both lie and where they
+/// come from: two origins mean that the input holds the order twice.
 pub fn outputs(job: &Job, count: u64) -> (u64, u64, u64) {
     let mut times = vec![0_u8; count as usize];
     let mut unexpected = 0;
+    let mut places: BTreeMap<u64, Vec<String>> = BTreeMap::new();
     each_committed(&job.brokers, &job.admin, &job.topic("out"), |input| {
         let value = std::str::from_utf8(input.value.expect("a value")).expect("UTF-8");
         let number = value.strip_prefix(r#"{"event_id":"e-"#).and_then(|rest| rest.split('"').next()?.parse().ok());
         match number.filter(|i| output(*i).is_some_and(|expected| expected == value)) {
-            Some(i) if i < count => times[i as usize] = times[i as usize].saturating_add(1),
+            Some(i) if i < count => {
+                times[i as usize] = times[i as usize].saturating_add(1);
+                let origin = input.headers.last("semel-origin").flatten().unwrap_or(b"an unnamed record");
+                let origin = String::from_utf8_lossy(origin);
+                let place = format!("{}/{} of {origin}", input.partition, input.offset);
+                places.entry(i).or_default().push(place);
+            }
             _ => unexpected += 1,
         }
     });
@@ -113,6 +122,9 @@ pub fn outputs(job: &Job, count: u64) -> (u64, u64, u64) {
         let expected = u8::from(status(i as u64) != "cancelled");
         lost += u64::from(expected.saturating_sub(times));
         doubled += u64::from(times.saturating_sub(expected));
+    }
+    for (i, places) in places.iter().filter(|(_, places)| places.len() > 1).take(20) {
+        println!("order {i} came out {} times: {}", places.len(), places.join("; "));
     }
     (lost, doubled, unexpected)
 }

@@ -1,5 +1,6 @@
 //! Whole jobs: the `semel` binary on a real broker and a real Postgres, with the faults that a job meets.
 
+mod aborted;
 mod audit;
 mod beside;
 mod brokers;
@@ -19,6 +20,7 @@ mod records;
 mod refusals;
 mod requests;
 mod reset;
+mod rights;
 mod rows;
 mod soak;
 mod standby;

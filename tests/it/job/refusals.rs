@@ -9,12 +9,17 @@ use super::kill::{TABLE, TOPOLOGY};
 use crate::support;
 
 fn run(job: &Job, text: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {
+    within(15, job, text, env)
+}
+
+/// Runs the job to its end, which comes within so many seconds; answers its status and what it says.
+pub fn within(seconds: u64, job: &Job, text: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {
     let file = job.file(text);
     let mut command = job.semel(&["run", file.to_str().unwrap(), "--drain", "--quiet"]);
     command.envs(env.iter().copied());
     let started = Instant::now();
     let output: Output = wait_with_output(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
-    assert!(started.elapsed() < Duration::from_secs(15), "took {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(seconds), "took {:?}", started.elapsed());
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!message.contains("panicked"), "{message}");
     (output.status.code(), message)
