@@ -11,7 +11,7 @@ use rdkafka::bindings as rd;
 
 use super::client::{Client, Event, Kind};
 use super::code::Code;
-use super::config::{Connection, millis};
+use super::config::{Connection, Settings, millis};
 use super::error::{Error, Operation};
 use super::group::GroupHandle;
 use super::list::{self, List, RawEntry};
@@ -47,6 +47,7 @@ pub enum Polled<'c> {
 /// for their answer, heartbeats go on meanwhile. Poll at least every `max_poll_interval`.
 pub struct Consumer {
     client: Arc<Client>,
+    settings: Settings,
     group: GroupHandle,
     group_id: String,
     /// Where each assigned partition was started, for assignors that know only whole assignments.
@@ -57,10 +58,12 @@ pub struct Consumer {
 impl Consumer {
     /// Creates the client; it connects in the background. Errors: settings that the client does not take.
     pub fn new(connection: &Connection, options: &ConsumerOptions<'_>) -> Result<Consumer, Error> {
-        let client = Arc::new(Client::new(Kind::Member, &options.settings(connection))?);
+        let settings = options.settings(connection);
+        let client = Arc::new(Client::new(Kind::Member, &settings)?);
         Ok(Consumer {
             group: GroupHandle::new(&client),
             client,
+            settings,
             group_id: options.group.to_owned(),
             starts: HashMap::new(),
             closed: false,
@@ -70,6 +73,14 @@ impl Consumer {
     /// Joins the group for these topics. A name that starts with `^` is a pattern.
     pub fn subscribe(&self, topics: &[&str]) -> Result<(), Error> {
         self.group.subscribe(topics)
+    }
+
+    /// Joins again as the same member, with a client made anew: one that was fenced is dead. What was assigned is gone, and
+    /// every [`GroupHandle`] speaks of the new client.
+    pub fn renew(&mut self) -> Result<(), Error> {
+        self.client = Arc::new(Client::new(Kind::Member, &self.settings)?);
+        self.starts.clear();
+        self.group.renew(&self.client)
     }
 
     /// Whether the group has let this member in. Asks the client's own thread, not the network. Errors: the client has

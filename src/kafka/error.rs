@@ -211,6 +211,12 @@ impl Error {
         self.code == Code::UNRELEASED_INSTANCE
     }
 
+    /// Another member has our `group.instance.id`: a twin, or a join of our own whose answer was lost, after which
+    /// librdkafka does not know the late answer to an older request for one.
+    pub fn is_fenced_instance(&self) -> bool {
+        self.code == Code::FENCED_INSTANCE && self.fatal
+    }
+
     /// The position is outside the topic's log.
     pub fn is_out_of_range(&self) -> bool {
         matches!(self.code, Code::AUTO_OFFSET_RESET | Code::OFFSET_OUT_OF_RANGE | Code::NO_OFFSET)
@@ -231,9 +237,8 @@ impl Error {
     pub fn disposition(&self) -> Disposition {
         use Operation::*;
         match self.code {
-            // To the member itself it is final. Else a request of ours, on its way while we joined anew, says the same.
-            Code::FENCED_INSTANCE if self.fatal => return Disposition::Fatal(Exit::Twin),
-            // A rebuild of the consumer answers it; who counts the tries decides when it is a twin.
+            // A rebuild of the consumer answers these; who counts the tries decides when it is a twin.
+            Code::FENCED_INSTANCE if self.fatal => return Disposition::Rebuild,
             Code::UNRELEASED_INSTANCE => return Disposition::Rebuild,
             Code::FENCED | Code::PRODUCER_FENCED | Code::INVALID_PRODUCER_EPOCH if !self.abortable => {
                 return Disposition::Fenced;

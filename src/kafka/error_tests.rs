@@ -22,7 +22,6 @@ const ABORT: Disposition = Disposition::AbortTxn { rejoin: false };
 const REJOIN: Disposition = Disposition::AbortTxn { rejoin: true };
 const REFUSED: Disposition = Disposition::Fatal(Exit::Refused);
 const STOPPED: Disposition = Disposition::Fatal(Exit::Stopped);
-const TWIN: Disposition = Disposition::Fatal(Exit::Twin);
 const TOO_LARGE: Disposition = Disposition::Reject { reason: "too-large" };
 
 #[test]
@@ -56,7 +55,7 @@ fn every_class_of_error_has_its_answer() {
         (SendOffsets, Code::FENCED_INSTANCE, Abortable, REJOIN),
         (CommitPositions, Code::FENCED_INSTANCE, No, REJOIN),
         // Somebody else.
-        (Consume, Code::FENCED_INSTANCE, Fatal, TWIN),
+        (Consume, Code::FENCED_INSTANCE, Fatal, Disposition::Rebuild),
         (Consume, Code::UNRELEASED_INSTANCE, Fatal, Rebuild),
         (Commit, Code::FENCED, Fatal, Fenced),
         (Init, Code::PRODUCER_FENCED, Fatal, Fenced),

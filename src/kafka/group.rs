@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::bindings as rd;
@@ -17,38 +17,64 @@ use crate::record::{Position, TopicPartition};
 
 /// A consumer's membership. Any thread may hold a clone; it answers nothing once the consumer is closed.
 #[derive(Clone)]
-pub struct GroupHandle(Arc<Mutex<Option<Arc<Client>>>>);
+pub struct GroupHandle(Arc<Mutex<Membership>>);
+
+struct Membership {
+    client: Option<Arc<Client>>,
+    /// What was subscribed to last.
+    topics: Vec<String>,
+}
 
 impl GroupHandle {
     pub(super) fn new(client: &Arc<Client>) -> GroupHandle {
-        GroupHandle(Arc::new(Mutex::new(Some(client.clone()))))
+        GroupHandle(Arc::new(Mutex::new(Membership { client: Some(client.clone()), topics: Vec::new() })))
+    }
+
+    fn membership(&self) -> MutexGuard<'_, Membership> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn client(&self, operation: Operation) -> Result<Arc<Client>, Error> {
+        let closed = || Error::new(operation, Code::STATE, "the consumer is closed");
+        self.membership().client.clone().ok_or_else(closed)
     }
 
     /// From here on no handle reaches the client: a closing client may never answer.
     pub(super) fn close(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.membership().client.take();
+    }
+
+    /// From here on the handles speak of another client, which joins for the same topics.
+    pub(super) fn renew(&self, client: &Arc<Client>) -> Result<(), Error> {
+        let topics = {
+            let mut membership = self.membership();
+            membership.client = Some(client.clone());
+            membership.topics.clone()
+        };
+        self.subscribe(&topics.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// What the client believes of its membership right now. Asks librdkafka's own thread: microseconds, no network.
     /// `None` when the consumer is closed or never had a member id.
     pub fn metadata(&self) -> Option<GroupMetadata> {
         // Held through the call, so that the client cannot be closed under it.
-        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let membership = self.membership();
         // SAFETY: the client is alive; the metadata that is returned is ours.
-        NonNull::new(unsafe { rd::rd_kafka_consumer_group_metadata(client.as_ref()?.ptr()) }).map(GroupMetadata::new)
+        NonNull::new(unsafe { rd::rd_kafka_consumer_group_metadata(membership.client.as_ref()?.ptr()) })
+            .map(GroupMetadata::new)
     }
 
     /// Makes a poll that waits on the consumer return at once.
     pub fn wake(&self) {
-        if let Some(client) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(client) = &self.membership().client {
             client.queue().wake();
         }
     }
 
     /// Joins the group for these topics, or changes what is read; a rebalance follows.
     pub fn subscribe(&self, topics: &[&str]) -> Result<(), Error> {
-        let closed = || Error::new(Operation::Subscribe, Code::STATE, "the consumer is closed");
-        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)?;
+        let client = self.client(Operation::Subscribe)?;
+        self.membership().topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
         let partitions: Vec<_> = topics.iter().map(|topic| TopicPartition::new(*topic, -1)).collect();
         let list = List::of_partitions(partitions.iter());
         // SAFETY: client and list are alive; the call copies the list.
@@ -58,8 +84,7 @@ impl GroupHandle {
 
     /// Gives up what is read and leaves the group, to join it anew with [`subscribe`](Self::subscribe).
     pub fn unsubscribe(&self) -> Result<(), Error> {
-        let closed = || Error::new(Operation::Subscribe, Code::STATE, "the consumer is closed");
-        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)?;
+        let client = self.client(Operation::Subscribe)?;
         // SAFETY: the client is alive.
         let code = Code(unsafe { rd::rd_kafka_unsubscribe(client.ptr()) } as i32);
         if code.is_error() { Err(Error::of_code(Operation::Subscribe, code)) } else { Ok(()) }
@@ -73,8 +98,7 @@ impl GroupHandle {
         ids: &TopicIds,
         timeout: Duration,
     ) -> Result<(), Error> {
-        let closed = || Error::new(Operation::CommitPositions, Code::STATE, "the consumer is closed");
-        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)?;
+        let client = self.client(Operation::CommitPositions)?;
         let list = List::of_commit(positions, ids);
         let queue = client.new_queue();
         // SAFETY: client, list and queue are alive; the call copies the list. Without a callback the answer comes to

@@ -375,6 +375,7 @@ impl Job<'_> {
             batch_records: topology.batch_records.map_or(u64::MAX, Into::into),
             channel_bytes: (topology.memory / 3) as usize,
             revoke_timeout: topology.transaction_timeout.min(max_poll_interval(topology) / 2),
+            session_timeout: topology.session_timeout,
             shutdown_timeout: topology.shutdown_timeout,
             retry: RetryTopic { topic: self.plan.retry(stage), sources: self.plan.reads(stage) },
         };

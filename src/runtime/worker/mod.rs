@@ -29,6 +29,8 @@ const CLOSE: Duration = Duration::from_secs(2);
 const IDLE_WAIT: Duration = Duration::from_millis(20);
 /// A worker that cannot read on for this long polls with all partitions paused, so that rebalances are served.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Two losses of our name so many session timeouts apart are two accidents instead of a twin.
+const TWIN_SESSIONS: u32 = 2;
 const MARKERS_EVERY: Duration = Duration::from_millis(100);
 
 /// What a worker is told.
@@ -43,6 +45,7 @@ pub struct WorkerOptions {
     /// How long a revocation waits for open batches: the lesser of the transaction timeout and half of
     /// `max.poll.interval.ms`.
     pub revoke_timeout: Duration,
+    pub session_timeout: Duration,
     pub shutdown_timeout: Duration,
     pub retry: RetryTopic,
 }
@@ -69,6 +72,8 @@ impl RetryTopic {
 pub struct Worker {
     consumer: Consumer,
     state: State,
+    /// When another member was last met under our name.
+    fenced_at: Option<Instant>,
 }
 
 impl Worker {
@@ -107,7 +112,7 @@ impl Worker {
             markers_at: Instant::now(),
             quiet_until: Instant::now() + PATIENCE,
         };
-        Worker { consumer, state }
+        Worker { consumer, state, fenced_at: None }
     }
 
     /// Its membership of the group, for another thread.
@@ -316,8 +321,29 @@ impl Worker {
                 self.state.abandon();
                 self.give_up(&partitions)
             }
+            Rebalance::Failed(error) if error.is_fenced_instance() => self.fenced(error),
             Rebalance::Failed(error) => self.reported(error),
         }
+    }
+
+    /// Another member has our name. Mostly it is our own: while the coordinator did not answer, a join whose answer we
+    /// never got went through. Who claims the name back and loses it again at once has a twin.
+    fn fenced(&mut self, error: Error) -> Result<(), Failure> {
+        let now = Instant::now();
+        let recent = TWIN_SESSIONS * self.state.options.session_timeout;
+        if self.fenced_at.replace(now).is_some_and(|at| now.duration_since(at) < recent) {
+            return Err(Failure::new(Exit::Twin, error.to_string()));
+        }
+        tracing::warn!(worker = self.state.options.name, %error, "joining again under the same name");
+        self.state.abandon();
+        let mut held = self.state.progress.partitions();
+        held.append(&mut self.state.waiting);
+        self.forget(&held);
+        (self.state.paused, self.state.missed) = (false, false);
+        if self.state.stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.consumer.renew().map_err(|error| Failure::stopped(error.to_string()))
     }
 
     /// An error of the consumer: what it cannot live with ends the worker, the rest it mends by itself.
@@ -340,16 +366,19 @@ impl Worker {
     }
 
     fn give_up(&mut self, partitions: &[TopicPartition]) -> Result<(), Failure> {
+        self.forget(partitions);
+        // A pause outlives the assignment: a partition that comes back would never be read.
+        self.consumer.resume(partitions);
+        self.consumer.unassign(partitions).or_else(|error| self.reported(error))
+    }
+
+    fn forget(&mut self, partitions: &[TopicPartition]) {
         self.state.progress.unassign(partitions);
         self.state.task.unassigned(partitions);
         self.state.waiting.retain(|p| !partitions.contains(p));
         self.state.hot = None;
-        // A pause outlives the assignment: a partition that comes back would never be read.
-        self.consumer.resume(partitions);
-        let answered = self.consumer.unassign(partitions);
         self.state.status.set_assigned(self.state.progress.partitions().len());
         tracing::info!(worker = self.state.options.name, partitions = %list(partitions), "given up");
-        answered.or_else(|error| self.reported(error))
     }
 
     fn assigned(&mut self, partitions: Vec<TopicPartition>) -> Result<(), Failure> {

@@ -62,7 +62,11 @@ fn what_was_aborted_reaches_no_output_no_table_and_no_dead_letter() {
         committed = kept;
         for (producer, commits) in producers.iter().zip(commits) {
             producer.flush(LONG).unwrap();
-            if *commits { producer.commit_transaction(LONG).unwrap() } else { producer.abort_transaction(LONG).unwrap() }
+            if *commits {
+                producer.commit_transaction(LONG).unwrap()
+            } else {
+                producer.abort_transaction(LONG).unwrap()
+            }
         }
     };
     for round in 0..12 {

@@ -128,7 +128,8 @@ fn a_job_moves_on_when_its_coordinators_go() {
             let moved = || {
                 let committed = job.admin.committed(&job.name, &partitions, false).unwrap_or_default();
                 let positions: Vec<_> = committed.into_iter().map(|(_, at)| at.ok().flatten().map(|at| at.0)).collect();
-                let all = positions.len() == ends.len() && positions.iter().zip(&ends).all(|(at, end)| *at > Some(end.0));
+                let all =
+                    positions.len() == ends.len() && positions.iter().zip(&ends).all(|(at, end)| *at > Some(end.0));
                 (all, positions)
             };
             if !support::within(BOUND, || moved().0) {

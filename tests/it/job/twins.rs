@@ -1,6 +1,9 @@
 //! Two processes that run as one instance: on one host the lock keeps the second out, across hosts the group does.
 
 use std::path::Path;
+use std::time::Duration;
+
+use semel::kafka::{Connection, Consumer, ConsumerOptions};
 
 use super::harness::{Job, Load, PATIENCE, Process};
 use super::instances::through;
@@ -57,6 +60,56 @@ fn of_twins_the_newcomer_wins() {
         let count = load.stop();
         support::eventually(PATIENCE, "all is through", || through(&job));
         newcomer.stop();
+        count
+    });
+    check(&job, count);
+}
+
+/// No transaction tells them apart: the group alone does. Each claims the name back once.
+#[test]
+fn of_twins_without_transactions_the_newcomer_wins_too() {
+    let Some(cluster) = support::broker("twins without transactions") else { return };
+    let job = Job::new(cluster, "twins", 2);
+    job.sql(TABLE);
+    let head = "instance = \"blue\"\nguarantee = \"at-least-once\"\n[kafka]\n";
+    let file = job.file(&TOPOLOGY.replace("[kafka]\n", head));
+    let host = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 500, 2, order);
+        let old = job.start(&file);
+        moved(&job, "the first works");
+        let newcomer = elsewhere(&job, &file, &host);
+        exits(old, 6, "another process");
+        moved(&job, "the newcomer works");
+        load.stop();
+        support::eventually(PATIENCE, "all is through", || through(&job));
+        newcomer.stop();
+    });
+}
+
+/// What a join of its own leaves behind whose answer was lost: a member of the same name, of which nobody knows.
+#[test]
+fn a_member_that_loses_its_name_to_nobody_joins_again_and_goes_on() {
+    let Some(cluster) = support::broker("a member that loses its name to nobody") else { return };
+    let job = Job::new(cluster, "ghost", 2);
+    job.sql(TABLE);
+    let file = job.file(&TOPOLOGY.replace("[kafka]\n", "instance = \"blue\"\n[kafka]\n"));
+    let count = std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 1_000, 2, order);
+        let mut process = job.start(&file);
+        moved(&job, "it works");
+        let connection = Connection::new(job.brokers.clone(), "semel-tests-ghost");
+        let name = format!("{0}.{0}.blue.0", job.name);
+        let options = ConsumerOptions { instance_id: Some(&name), ..ConsumerOptions::new(&job.name) };
+        let ghost = Consumer::new(&connection, &options).unwrap();
+        ghost.subscribe(&[&job.topic("in")]).unwrap();
+        support::eventually(PATIENCE, "it loses its name", || process.log().contains("joining again"));
+        moved(&job, "it goes on");
+        assert!(process.is_running(), "{}", process.log());
+        ghost.close(Duration::from_secs(1));
+        let count = load.stop();
+        support::eventually(PATIENCE, "all is through", || through(&job));
+        process.stop();
         count
     });
     check(&job, count);
