@@ -38,6 +38,8 @@ const REACH: Duration = Duration::from_secs(8);
 /// A client call that takes longer than this does not come back.
 const CALL_MAX: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(20);
+/// Of a rebalance that waits for nobody but members that are gone.
+const OUTSIDE_MIN: Duration = Duration::from_secs(30);
 /// librdkafka's default.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(300);
 
@@ -376,6 +378,8 @@ impl Job<'_> {
             channel_bytes: (topology.memory / 3) as usize,
             revoke_timeout: topology.transaction_timeout.min(max_poll_interval(topology) / 2),
             session_timeout: topology.session_timeout,
+            // Where the broker assigns, a static member that is made anew is not let in by its former self.
+            outside_max: (!topology.kafka.broker_assigns()).then(|| OUTSIDE_MIN + 2 * topology.session_timeout),
             shutdown_timeout: topology.shutdown_timeout,
             retry: RetryTopic { topic: self.plan.retry(stage), sources: self.plan.reads(stage) },
         };

@@ -1,6 +1,7 @@
 //! The worker's thread: it polls, processes and hands over, and never waits for a commit. Rebalances arrive as events
 //! in its own loop, so that a partition is given up only when no batch names it any more.
 
+mod member;
 mod state;
 
 use std::collections::HashMap;
@@ -8,17 +9,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use self::member::Rebalance;
 use self::state::{Phase, State};
 use crate::chunk::Chunk;
 use crate::commit::Cause;
 use crate::commit::progress::Progress;
-use crate::crash::{self, Point};
-use crate::error::{Disposition, Exit, Failure};
-use crate::kafka::{Consumer, Error, GroupHandle, Polled};
+use crate::error::{Exit, Failure};
+use crate::kafka::{Consumer, GroupHandle, Polled};
 use crate::observe::status::StageStatus;
-use crate::record::{Input, TopicPartition};
+use crate::record::Input;
 use crate::runtime::link::{ToWorker, WorkerEnd};
-use crate::runtime::positions::{Found, Positions};
+use crate::runtime::positions::Positions;
 use crate::runtime::task::Task;
 use crate::topology::spec::Guarantee;
 
@@ -29,8 +30,6 @@ const CLOSE: Duration = Duration::from_secs(2);
 const IDLE_WAIT: Duration = Duration::from_millis(20);
 /// A worker that cannot read on for this long polls with all partitions paused, so that rebalances are served.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Two losses of our name so many session timeouts apart are two accidents instead of a twin.
-const TWIN_SESSIONS: u32 = 2;
 const MARKERS_EVERY: Duration = Duration::from_millis(100);
 
 /// What a worker is told.
@@ -46,6 +45,8 @@ pub struct WorkerOptions {
     /// `max.poll.interval.ms`.
     pub revoke_timeout: Duration,
     pub session_timeout: Duration,
+    /// How long the group may take to let the worker in before its client is made anew; `None`: it never is.
+    pub outside_max: Option<Duration>,
     pub shutdown_timeout: Duration,
     pub retry: RetryTopic,
 }
@@ -74,6 +75,9 @@ pub struct Worker {
     state: State,
     /// When another member was last met under our name.
     fenced_at: Option<Instant>,
+    /// When the membership is looked at next, and since when there is none.
+    looked_at: Instant,
+    outside_since: Option<Instant>,
 }
 
 impl Worker {
@@ -112,7 +116,7 @@ impl Worker {
             markers_at: Instant::now(),
             quiet_until: Instant::now() + PATIENCE,
         };
-        Worker { consumer, state, fenced_at: None }
+        Worker { consumer, state, fenced_at: None, looked_at: Instant::now(), outside_since: None }
     }
 
     /// Its membership of the group, for another thread.
@@ -159,6 +163,7 @@ impl Worker {
     fn turn(&mut self) -> Result<(), Failure> {
         self.take_messages()?;
         self.rejoin_if_fenced();
+        self.rejoin_if_outside()?;
         match self.state.phase {
             Phase::Running => self.run_on(),
             Phase::Sealing => {
@@ -305,136 +310,6 @@ impl Worker {
         Ok(!self.state.missed)
     }
 
-    fn handle(&mut self, event: Rebalance) -> Result<(), Failure> {
-        match event {
-            Rebalance::Assign(partitions) => self.assigned(partitions),
-            Rebalance::Revoke { partitions, lost: false } => {
-                crash::at(Point::InRevoke);
-                // What was in the air when a batch failed comes again wherever the partition goes.
-                if !self.drain(self.state.options.revoke_timeout)? {
-                    self.state.abandon();
-                }
-                self.give_up(&partitions)
-            }
-            Rebalance::Revoke { partitions, lost: true } => {
-                tracing::warn!(worker = self.state.options.name, count = partitions.len(), "partitions lost");
-                self.state.abandon();
-                self.give_up(&partitions)
-            }
-            Rebalance::Failed(error) if error.is_fenced_instance() => self.fenced(error),
-            Rebalance::Failed(error) => self.reported(error),
-        }
-    }
-
-    /// Another member has our name. Mostly it is our own: while the coordinator did not answer, a join whose answer we
-    /// never got went through. Who claims the name back and loses it again at once has a twin.
-    fn fenced(&mut self, error: Error) -> Result<(), Failure> {
-        let now = Instant::now();
-        let recent = TWIN_SESSIONS * self.state.options.session_timeout;
-        if self.fenced_at.replace(now).is_some_and(|at| now.duration_since(at) < recent) {
-            return Err(Failure::new(Exit::Twin, error.to_string()));
-        }
-        tracing::warn!(worker = self.state.options.name, %error, "joining again under the same name");
-        self.state.abandon();
-        let mut held = self.state.progress.partitions();
-        held.append(&mut self.state.waiting);
-        self.forget(&held);
-        (self.state.paused, self.state.missed) = (false, false);
-        if self.state.stop.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        self.consumer.renew().map_err(|error| Failure::stopped(error.to_string()))
-    }
-
-    /// An error of the consumer: what it cannot live with ends the worker, the rest it mends by itself.
-    fn reported(&self, error: Error) -> Result<(), Failure> {
-        match error.disposition() {
-            Disposition::Fatal(exit) => Err(Failure::new(exit, error.to_string())),
-            // Our place was given to another while we were away.
-            _ if error.is_unreleased_instance() => Err(Failure::new(Exit::Twin, error.to_string())),
-            // The client is dead and would go on without partitions.
-            _ if error.is_fatal() => Err(Failure::stopped(error.to_string())),
-            Disposition::Retry
-            | Disposition::AbortTxn { .. }
-            | Disposition::Fenced
-            | Disposition::Rebuild
-            | Disposition::Reject { .. } => {
-                tracing::warn!(worker = self.state.options.name, %error, "the consumer reports");
-                Ok(())
-            }
-        }
-    }
-
-    fn give_up(&mut self, partitions: &[TopicPartition]) -> Result<(), Failure> {
-        self.forget(partitions);
-        // A pause outlives the assignment: a partition that comes back would never be read.
-        self.consumer.resume(partitions);
-        self.consumer.unassign(partitions).or_else(|error| self.reported(error))
-    }
-
-    fn forget(&mut self, partitions: &[TopicPartition]) {
-        self.state.progress.unassign(partitions);
-        self.state.task.unassigned(partitions);
-        self.state.waiting.retain(|p| !partitions.contains(p));
-        self.state.hot = None;
-        self.state.status.set_assigned(self.state.progress.partitions().len());
-        tracing::info!(worker = self.state.options.name, partitions = %list(partitions), "given up");
-    }
-
-    fn assigned(&mut self, partitions: Vec<TopicPartition>) -> Result<(), Failure> {
-        let found = self.state.positions.find(&self.consumer, &partitions, Duration::from_secs(1))?;
-        tracing::info!(worker = self.state.options.name, partitions = %list(&partitions), "assigned");
-        self.state.waiting.extend(found.unstable.iter().cloned());
-        let answered = self.consumer.assign(&found.at());
-        self.settle_in(found);
-        answered.or_else(|error| self.reported(error))
-    }
-
-    fn assign_waiting(&mut self) -> Result<(), Failure> {
-        if self.state.waiting.is_empty() {
-            return Ok(());
-        }
-        let partitions = std::mem::take(&mut self.state.waiting);
-        let found = self.state.positions.find(&self.consumer, &partitions, Duration::from_millis(200))?;
-        self.state.say_unstable(&found);
-        self.state.waiting.extend(found.unstable.iter().cloned());
-        let assigned = self.consumer.assignment();
-        let (held, new): (Vec<_>, Vec<_>) = found.at().into_iter().partition(|(p, _)| assigned.contains(p));
-        if !new.is_empty()
-            && let Err(error) = self.consumer.add(&new)
-        {
-            self.state.waiting.extend(found.known.into_iter().map(|(partition, _, _)| partition));
-            return self.reported(error);
-        }
-        if !held.is_empty() {
-            // They were held back after an abort: the client stands where they were read last.
-            let held: Vec<TopicPartition> = held.into_iter().map(|(partition, _)| partition).collect();
-            self.consumer.resume(&held);
-            self.state.missed = true;
-        }
-        self.settle_in(found);
-        Ok(())
-    }
-
-    fn settle_in(&mut self, found: Found) {
-        for (partition, position, fresh) in found.known {
-            let mut position = position;
-            if fresh {
-                // An abort before the first commit asks again; the end of the log may have moved since. A position in the
-                // database is committed already.
-                let resolved = self.state.resolved.entry(partition.clone()).or_insert(position);
-                if self.state.positions.store.is_none() {
-                    position = *resolved;
-                }
-                self.state.fresh = true;
-            }
-            self.state.task.assigned(&partition);
-            self.state.progress.assign(partition, position, fresh);
-        }
-        self.state.hot = None;
-        self.state.status.set_assigned(self.state.progress.partitions().len());
-    }
-
     /// Commits what is processed and waits until nothing is open; false when that did not come about in time or the
     /// epoch was given up on the way.
     fn drain(&mut self, timeout: Duration) -> Result<bool, Failure> {
@@ -554,27 +429,4 @@ impl Worker {
         }
         Ok(true)
     }
-}
-
-/// What is not a record.
-enum Rebalance {
-    Assign(Vec<TopicPartition>),
-    Revoke { partitions: Vec<TopicPartition>, lost: bool },
-    Failed(Error),
-}
-
-impl Rebalance {
-    fn of(polled: Polled<'_>) -> Rebalance {
-        match polled {
-            Polled::Assign(partitions) => Rebalance::Assign(partitions),
-            Polled::Revoke { partitions, lost } => Rebalance::Revoke { partitions, lost },
-            Polled::Failed(error) => Rebalance::Failed(error),
-            Polled::Record(_) | Polled::Nothing | Polled::EndOfPartition(..) => unreachable!("not asked for"),
-        }
-    }
-}
-
-fn list(partitions: &[TopicPartition]) -> String {
-    let names: Vec<String> = partitions.iter().map(TopicPartition::to_string).collect();
-    names.join(", ")
 }
