@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::observe::{Contents, End, EndKind, ends, is_beside, observe};
+use super::observe::{Contents, End, EndKind, ends, observe};
 use super::verdict::{self, Bound};
 use super::world::Run;
 use super::{Baseline, Drill};
 use crate::error::Failure;
-use crate::topology::plan::{Stage, StageKind};
+use crate::topology::plan::Stage;
 
 /// Batches of each worker that a crash may lose or double: the one that is open between positions and effects, and one
 /// that was given up for another reason, such as a rebalance. The next one has no effect before its positions, or no
@@ -98,15 +98,15 @@ impl Drill<'_> {
             1 + topics.map(|(_, contents)| outputs(contents)).sum::<u64>()
         };
         let own = |node: usize| self.stage(Some(&self.plan.topology.nodes[node].name)).expect("a sink is a stage");
-        let postgres = || self.plan.stages.iter().filter(|stage| matches!(stage.kind, StageKind::Postgres { .. }));
+        let postgres = self.plan.stages.iter().filter(|stage| self.plan.postgres_sink(stage).is_some());
         let effects = match (end.kind, open.alone) {
             (EndKind::Topic, _) => outputs(expected),
             (EndKind::Table(node) | EndKind::Ledger(node), _) => behind(own(node)),
             (EndKind::DeadLetters, Some(_)) => 1,
-            (EndKind::DeadLetters, None) => 1 + postgres().map(behind).sum::<u64>(),
+            (EndKind::DeadLetters, None) => 1 + postgres.map(behind).sum::<u64>(),
         };
-        let beside =
-            || postgres().any(|s| is_beside(&self.plan, s) && open.alone.is_none_or(|only| only.name == s.name));
+        let runs = |stage: &Stage| open.alone.is_none_or(|only| only.name == stage.name);
+        let beside = || self.plan.stages.iter().any(|stage| self.plan.keeps_positions(stage) && runs(stage));
         let doubled = match end.kind {
             // Rows are committed batch after batch, however long the positions of former ones take.
             EndKind::Table(_) | EndKind::Ledger(_) => {

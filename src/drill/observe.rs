@@ -12,7 +12,7 @@ use crate::ids;
 use crate::quickstart::topics::Standing;
 use crate::record::Input;
 use crate::topology::plan::{EdgeEnd, Plan, Stage, StageKind};
-use crate::topology::spec::{Mode, NodeId, NodeKind, PostgresSink, Progress, Topology};
+use crate::topology::spec::{Mode, NodeId, NodeKind, PostgresSink, Topology};
 
 /// Tries at reading a topic.
 const READS: u32 = 3;
@@ -199,7 +199,7 @@ pub fn observe(world: &World, run: &Run, ends: &[End], stage: Option<&str>) -> R
     for own in run.plan.stages.iter().filter(|own| stage.is_none_or(|stage| own.name == stage)) {
         for topic in run.plan.reads(own) {
             let mut found = world.topics.standings(&own.group, &topic)?;
-            if is_beside(&run.plan, own) {
+            if run.plan.keeps_positions(own) {
                 // Those in Kafka only follow.
                 for standing in &mut found {
                     standing.position = world.database.position(&own.group, &standing.partition)?;
@@ -209,12 +209,6 @@ pub fn observe(world: &World, run: &Run, ends: &[End], stage: Option<&str>) -> R
         }
     }
     Ok(Observed { contents, standings })
-}
-
-/// Whether a stage keeps its positions beside its rows.
-pub fn is_beside(plan: &Plan, stage: &Stage) -> bool {
-    let StageKind::Postgres { sink, .. } = &stage.kind else { return false };
-    matches!(&plan.topology.nodes[sink.0].kind, NodeKind::PostgresSink(sink) if sink.progress == Progress::Postgres)
 }
 
 /// A run's Postgres sink by its place in the user's file.

@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::child::{Start, start};
-use super::observe::{Contents, End, EndKind, ends, is_beside, observe};
+use super::observe::{Contents, End, EndKind, ends, observe};
 use super::report::{CaseReport, EndReport};
 use super::verdict::{self, Bound, Promise, Seen, Tally};
 use super::{Baseline, Drill, compare};
 use crate::error::Failure;
 use crate::runtime::app;
 use crate::runtime::reset::{Reset, To};
-use crate::topology::plan::{Plan, Stage, StageKind};
+use crate::topology::plan::{Plan, Stage};
 use crate::topology::spec::{Mode, NodeKind};
 
 impl Drill<'_> {
@@ -54,7 +54,7 @@ impl Drill<'_> {
     fn letters_again(&self, expected: &[Seen], found: &[Seen]) -> Tally {
         let of_postgres = |seen: &&Seen| {
             let node = self.stage(seen.node.as_deref());
-            node.is_some_and(|stage| matches!(stage.kind, StageKind::Postgres { .. }))
+            node.is_some_and(|stage| self.plan.postgres_sink(stage).is_some())
         };
         let part = |letters: &[Seen]| letters.iter().cloned().partition::<Vec<Seen>, _>(|seen| of_postgres(&seen));
         let ((rows, records), (rows_found, records_found)) = (part(expected), part(found));
@@ -76,7 +76,7 @@ impl Drill<'_> {
         let stage = self.stage(Some(&self.plan.topology.nodes[node].name)).expect("a sink is a stage");
         let written = |topic: &String| self.plan.stages.iter().any(|stage| self.plan.writes(stage).contains(topic));
         let reads = self.plan.reads(stage);
-        let (behind, rewound) = (reads.iter().any(written), !is_beside(&self.plan, stage));
+        let (behind, rewound) = (reads.iter().any(written), !self.plan.keeps_positions(stage));
         if behind && !reads.iter().all(written) {
             // Some records were read more often than others: none is missing.
             return Tally { doubled: 0, different: 0, ..compare(end, expected, found) };
@@ -101,7 +101,7 @@ impl Drill<'_> {
         let (connection, admin) = app::connect(&plan.topology)?;
         let admin = Arc::new(admin);
         // Positions beside the rows go back with the database only.
-        let stages: Vec<&Stage> = plan.stages.iter().filter(|stage| !is_beside(plan, stage)).collect();
+        let stages: Vec<&Stage> = plan.stages.iter().filter(|stage| !plan.keeps_positions(stage)).collect();
         let deadline = Instant::now() + self.plan.topology.session_timeout + Duration::from_secs(10);
         let reset = loop {
             match Reset::look(plan, &stages, &To::Earliest, &connection, &admin) {

@@ -301,7 +301,7 @@ impl Comparison<'_> {
         let reported = ended.report["stages"][0].clone();
         let count = |name: &str| reported[name].as_u64().unwrap_or(0);
         let skipped = count("duplicates") + count("stale") + count("ties");
-        let times = times_after(guarantee, point, self.once_by(stage));
+        let times = times_after(guarantee, point, self.plan.postgres_sink(stage).map(PostgresSink::once_by));
         let mut rows = Vec::new();
         for (end, observed) in self.effects(&run, Some(stage), once, None)? {
             rows.push(Row {
@@ -316,13 +316,6 @@ impl Comparison<'_> {
             });
         }
         Ok(rows)
-    }
-
-    /// What keeps a stage's effects from being there twice, of Postgres stages.
-    fn once_by(&self, stage: &Stage) -> Option<Option<Once>> {
-        let StageKind::Postgres { sink, .. } = &stage.kind else { return None };
-        let NodeKind::PostgresSink(sink) = &self.plan.topology.nodes[sink.0].kind else { return None };
-        Some(sink.once_by())
     }
 
     fn sink(&self, end: &End) -> Option<&PostgresSink> {
@@ -423,9 +416,9 @@ impl Comparison<'_> {
                 .stages
                 .iter()
                 .find(|s| self.ends(Some(s)).iter().any(|own| own.kind == end.kind && own.name == end.name));
-            let times = match stage.and_then(|stage| self.once_by(stage)) {
-                Some(Some(Once::Version)) => 1,
-                Some(Some(Once::Ledger)) if !anew => 1,
+            let times = match stage.and_then(|stage| self.plan.postgres_sink(stage)?.once_by()) {
+                Some(Once::Version) => 1,
+                Some(Once::Ledger) if !anew => 1,
                 _ => 2,
             };
             Row {

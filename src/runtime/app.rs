@@ -31,7 +31,7 @@ use crate::runtime::task::Task;
 use crate::runtime::worker::{RetryTopic, Worker, WorkerOptions};
 use crate::sink::postgres::{self, Checked, StageName, Store};
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{Membership, NodeKind, PostgresSink, Progress, Topology};
+use crate::topology::spec::{Membership, NodeKind, Topology};
 
 const ASK: Duration = Duration::from_secs(10);
 const REACH: Duration = Duration::from_secs(8);
@@ -291,7 +291,7 @@ impl Job<'_> {
             Identity::take(&state_dir, &topology.name, &stage.name, topology.instance.as_deref(), topology.workers)?;
         let status = Arc::new(StageStatus::new(&stage.name));
         let base = format!("{}.{}.{}", topology.name, stage.name, identity.instance);
-        let copies = keeps_positions(self.plan, stage).is_some();
+        let copies = self.plan.keeps_positions(stage);
         let committer_options = |worker: u32| CommitterOptions {
             connection: self.named(&format!("{base}.{worker}")),
             guarantee: topology.guarantee,
@@ -441,16 +441,9 @@ fn spawn<T: Send + 'static>(name: &str, run: impl FnOnce() -> T + Send + 'static
         .map_err(|e| Failure::new(Exit::Refused, format!("cannot start a thread: {e}")))
 }
 
-/// The sink of a stage that keeps the stage's positions.
-pub fn keeps_positions<'a>(plan: &'a Plan, stage: &Stage) -> Option<&'a PostgresSink> {
-    let StageKind::Postgres { sink, .. } = &stage.kind else { return None };
-    let NodeKind::PostgresSink(sink) = &plan.topology.nodes[sink.0].kind else { return None };
-    (sink.progress == Progress::Postgres).then_some(sink)
-}
-
 /// The stage's positions in the database, where they are kept there.
 fn store(plan: &Plan, stage: &Stage, topics: &StageTopics, checked: &Checked, owner: &str) -> Option<Store> {
-    let sink = keeps_positions(plan, stage)?;
+    let sink = plan.postgres_sink(stage).filter(|_| plan.keeps_positions(stage))?;
     let name = StageName::new(&stage.group, topics.topic_ids.clone());
     Some(Store::new(name, checked.address.clone(), sink.prepared, owner))
 }

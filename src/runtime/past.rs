@@ -9,11 +9,9 @@ use crate::commit::metadata::{is_copy, topic_id_of, topic_id_text};
 use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, Group, Member};
 use crate::record::{Position, TopicPartition};
-use crate::runtime::app::keeps_positions;
 use crate::runtime::job_topic::{JobTopic, Memory, Note};
 use crate::runtime::preflight::{StageTopics, asked};
-use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::NodeKind;
+use crate::topology::plan::{Plan, Stage};
 
 /// The name belongs to another topic than it did.
 pub fn recreated(topic: &str, known: Uuid, now: Uuid, group: &str, file: &str) -> String {
@@ -53,8 +51,7 @@ pub fn disagree(partition: &TopicPartition, group: &str, kafka: Position, databa
 
 /// Whether the rows of a stage are guarded by their records' offsets: these order what is in one partition.
 pub fn version_by_offset(plan: &Plan, stage: &Stage) -> bool {
-    let StageKind::Postgres { sink, .. } = &stage.kind else { return false };
-    let NodeKind::PostgresSink(sink) = &plan.topology.nodes[sink.0].kind else { return false };
+    let Some(sink) = plan.postgres_sink(stage) else { return false };
     let version = sink.columns.iter().find(|(column, _)| Some(column) == sink.version.as_ref());
     version.is_some_and(|(_, program)| program.uses().offset_or_partition)
 }
@@ -102,6 +99,7 @@ pub fn check(
         let partitions: Vec<TopicPartition> = topics.partitions().collect();
         let commits = admin.commits(&stage.group, &partitions, false);
         let commits = commits.map_err(|e| asked(&e, &format!("cannot read the positions of group {}", stage.group)))?;
+        let kept_here = !plan.keeps_positions(stage);
         for (partition, commit) in commits {
             // One that an open transaction holds is looked at when it is assigned.
             let Ok(commit) = commit else { continue };
@@ -109,7 +107,6 @@ pub fn check(
             let started = memory.started(&stage.name, &partition);
             let known = commit.as_ref().and_then(|(_, metadata)| topic_id_of(metadata)).or(started);
             let file = &plan.topology.file;
-            let kept_here = keeps_positions(plan, stage).is_none();
             if kept_here && commit.as_ref().is_some_and(|(_, metadata)| is_copy(metadata)) {
                 problems.insert(copied(&partition, &stage.group, file));
             }

@@ -11,7 +11,7 @@ use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Error, Isolation, TopicInfo};
 use crate::record::TopicPartition;
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{CreateTopic, Guarantee, Node, NodeKind, PostgresSink, Source, Start, Topology};
+use crate::topology::spec::{CreateTopic, Guarantee, Node, NodeKind, Source, Start, Topology};
 use crate::topology::{REPLAY_WINDOW, duration_text};
 
 /// A dead letter is its record plus what was wrong.
@@ -210,10 +210,7 @@ fn limits(topology: &Topology, admin: &Admin) -> Option<Problem> {
 /// Where the ledger of a stage forgets ids earlier than their events may come again: from the topics that it reads, and
 /// as dead letters from there. Blocks.
 pub fn ledger_problems(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<Vec<String>, Failure> {
-    let StageKind::Postgres { sink, .. } = &stage.kind else { return Ok(Vec::new()) };
-    let NodeKind::PostgresSink(PostgresSink { dedupe: Some(ledger), .. }) = &plan.topology.nodes[sink.0].kind else {
-        return Ok(Vec::new());
-    };
+    let Some(ledger) = plan.postgres_sink(stage).and_then(|sink| sink.dedupe.as_ref()) else { return Ok(Vec::new()) };
     let infos = describe(admin, &plan.reads(stage).into_iter().collect())?;
     let short = infos.into_iter().filter_map(|(topic, info)| {
         let needed = kept_by_time(&info).map(|kept| kept + REPLAY_WINDOW);

@@ -11,7 +11,6 @@ use crate::commit::metadata::{TopicIds, is_copy, topic_id_of, topic_id_text};
 use crate::error::Failure;
 use crate::kafka::{Admin, At, Connection, Consumer, ConsumerOptions, Isolation};
 use crate::record::{Position, TopicPartition};
-use crate::runtime::app::keeps_positions;
 use crate::runtime::job_topic::{JobTopic, Memory, Note, read};
 use crate::runtime::preflight::asked;
 use crate::sink::postgres::{Address, StageName, Store};
@@ -160,7 +159,7 @@ impl<'a> Reset<'a> {
 
 /// The stage's positions in its database, where they are kept there.
 fn store(plan: &Plan, stage: &Stage) -> Result<Option<Store>, Failure> {
-    let Some(sink) = keeps_positions(plan, stage) else { return Ok(None) };
+    let Some(sink) = plan.postgres_sink(stage).filter(|_| plan.keeps_positions(stage)) else { return Ok(None) };
     let address = Address::parse(&sink.url, &stage.group);
     let address = address.map_err(|why| Failure::refused(format!("stage {}: {why}", stage.name)))?;
     let name = StageName::new(&stage.group, HashMap::new());

@@ -121,15 +121,11 @@ impl<'p> Job<'p> {
         let kafka = plan.stages.iter().any(|stage| matches!(stage.kind, StageKind::Kafka { .. }));
         let pipeline =
             kafka.then(|| Pipeline::new(plan, environment)).transpose().map_err(|failure| failure.message)?;
-        let stages = plan.stages.iter().filter_map(|stage| match &stage.kind {
-            StageKind::Kafka { .. } => None,
-            StageKind::Postgres { sink, .. } => {
-                let node = &topology.nodes[sink.0];
-                let NodeKind::PostgresSink(postgres) = &node.kind else { return None };
-                let mapper = RowMapper::new(&node.name, postgres, plan.formats(stage), None);
-                let mapper = mapper.with_events(plan, stage, &topic_ids(topology));
-                Some(PostgresStage { sink: *sink, topics: plan.reads(stage), mapper, table: Table::default() })
-            }
+        let stages = plan.stages.iter().filter_map(|stage| {
+            let StageKind::Postgres { sink, .. } = stage.kind else { return None };
+            let mapper = RowMapper::new(&stage.name, plan.postgres_sink(stage)?, plan.formats(stage), None);
+            let mapper = mapper.with_events(plan, stage, &topic_ids(topology));
+            Some(PostgresStage { sink, topics: plan.reads(stage), mapper, table: Table::default() })
         });
         let stages = stages.collect();
         Ok(Job {

@@ -108,6 +108,18 @@ impl Plan {
         self.stages.iter().find(|stage| stage.nodes().iter().any(|id| self.topology.nodes[id.0].name == node))
     }
 
+    /// The sink of a Postgres stage.
+    pub fn postgres_sink(&self, stage: &Stage) -> Option<&PostgresSink> {
+        let StageKind::Postgres { sink, .. } = &stage.kind else { return None };
+        let NodeKind::PostgresSink(sink) = &self.topology.nodes[sink.0].kind else { return None };
+        Some(sink)
+    }
+
+    /// Whether a stage keeps its positions itself, beside its rows: those in Kafka only follow.
+    pub fn keeps_positions(&self, stage: &Stage) -> bool {
+        self.postgres_sink(stage).is_some_and(|sink| sink.progress == Progress::Postgres)
+    }
+
     /// The topics that a stage reads, in the order of the file.
     pub fn reads(&self, stage: &Stage) -> Vec<String> {
         let nodes = match &stage.kind {
