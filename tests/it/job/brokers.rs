@@ -91,7 +91,8 @@ fn three_brokers() -> (MutexGuard<'static, ()>, Cluster) {
 
 #[test]
 fn a_job_moves_on_when_its_coordinators_go() {
-    // Not in the plain run: once on a busy machine 1,611 of 40,454 outputs were there twice, unexplained.
+    // Not in the plain run: it takes the machine for itself, and once 1,611 of 40,454 outputs were there twice,
+    // unexplained.
     if std::env::var_os("SEMEL_BROKERS").is_none() || !support::online("a job on three brokers") {
         return;
     }
