@@ -25,7 +25,7 @@ const FOLLOW_UP: Duration = Duration::from_millis(5);
 /// Of what is under way when the job ends.
 const LAST_FLUSH: Duration = Duration::from_secs(5);
 /// A broker that answers nothing for this long at start is reported with the usual causes.
-const INIT_TIMEOUT: Duration = Duration::from_secs(20);
+const INIT_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// How a committer makes its producers.
 #[derive(Clone, Debug)]
@@ -125,7 +125,7 @@ pub struct Committer {
 }
 
 impl Committer {
-    /// Makes the producers and resolves what a former process left. Blocks, for 20 s at most.
+    /// Makes the producers and resolves what a former process left. Blocks, for 25 s at most.
     pub fn new(
         options: CommitterOptions,
         link: CommitterEnd,
