@@ -304,6 +304,12 @@ impl Admin {
         Ok(client)
     }
 
+    /// What each member of a classic group reads. For a running job: [`group`](Self::group) may end the process where the
+    /// coordinator goes away.
+    pub fn assignments(&self, group: &str) -> Result<Group, Error> {
+        groups::assignments(&self.client, group, self.timeout)
+    }
+
     /// A consumer group with its members; one that does not exist has none.
     pub fn group(&self, group: &str) -> Result<Group, Error> {
         groups::describe(&self.client, group, self.timeout)

@@ -1,16 +1,30 @@
 //! Consumer groups as the broker sees them.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::bindings as rd;
 use rdkafka::types::RDKafkaAdminOp as AdminOp;
 
 use super::client::Client;
+use super::code::Code;
+use super::config::millis;
 use super::error::{Error, Operation};
 use super::list;
 use super::request::{again, c_string, request};
 use crate::record::TopicPartition;
+
+// As an integer: see `code.rs`.
+unsafe extern "C" {
+    fn rd_kafka_list_groups(
+        client: *mut rd::rd_kafka_t,
+        group: *const c_char,
+        groups: *mut *const rd::rd_kafka_group_list,
+        timeout_ms: c_int,
+    ) -> c_int;
+}
 
 /// A consumer group. One that nobody is in has no members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,6 +43,70 @@ pub struct Member {
     pub client_id: String,
     pub host: String,
     pub partitions: Vec<TopicPartition>,
+}
+
+/// What each member of a classic group reads, asked in a way that a running job may use: where the coordinator goes away
+/// under [`describe`], librdkafka aborts the process (#4605). Instance ids are not told, nor is a group in which the
+/// broker assigns. Blocks for `timeout`.
+pub(super) fn assignments(client: &Client, group: &str, timeout: Duration) -> Result<Group, Error> {
+    let operation = Operation::Admin("looking at a group");
+    let name = c_string(operation, group)?;
+    let mut groups = ptr::null();
+    // SAFETY: client and name are alive; groups that are set are ours and freed below.
+    let code = Code(unsafe { rd_kafka_list_groups(client.ptr(), name.as_ptr(), &mut groups, millis(timeout)) });
+    if code.is_error() {
+        return Err(Error::of_code(operation, code));
+    }
+    let mut found = Group::default();
+    // SAFETY: the list holds that many groups, a group that many members, and each what its sizes say; all is copied.
+    unsafe {
+        for index in 0..(*groups).group_cnt.max(0) as usize {
+            let group = (*groups).groups.add(index);
+            found.stable = text((*group).state).as_deref() == Some("Stable");
+            for index in 0..(*group).member_cnt.max(0) as usize {
+                let member = &*(*group).members.add(index);
+                let bytes = match member.member_assignment.is_null() {
+                    true => &[][..],
+                    false => std::slice::from_raw_parts(
+                        member.member_assignment.cast(),
+                        member.member_assignment_size.max(0) as usize,
+                    ),
+                };
+                found.members.push(Member {
+                    id: text(member.member_id).unwrap_or_default(),
+                    instance: None,
+                    client_id: text(member.client_id).unwrap_or_default(),
+                    host: text(member.client_host).unwrap_or_default(),
+                    partitions: partitions(bytes).unwrap_or_default(),
+                });
+            }
+        }
+        rd::rd_kafka_group_list_destroy(groups);
+    }
+    Ok(found)
+}
+
+/// The partitions of an assignment: `ConsumerProtocolAssignment.json` of Kafka, any version; `None` where it is cut short.
+fn partitions(mut bytes: &[u8]) -> Option<Vec<TopicPartition>> {
+    fn take<'b>(bytes: &mut &'b [u8], count: usize) -> Option<&'b [u8]> {
+        let (taken, rest) = bytes.split_at_checked(count)?;
+        *bytes = rest;
+        Some(taken)
+    }
+    fn number(bytes: &mut &[u8]) -> Option<i32> {
+        take(bytes, 4).map(|taken| i32::from_be_bytes(taken.try_into().expect("four bytes")))
+    }
+    let mut found = Vec::new();
+    take(&mut bytes, 2)?;
+    for _ in 0..number(&mut bytes)? {
+        let length = take(&mut bytes, 2)?;
+        let length = u16::from_be_bytes([length[0], length[1]]);
+        let topic: Arc<str> = Arc::from(std::str::from_utf8(take(&mut bytes, length.into())?).ok()?);
+        for _ in 0..number(&mut bytes)? {
+            found.push(TopicPartition::new(topic.clone(), number(&mut bytes)?));
+        }
+    }
+    Some(found)
 }
 
 /// The broker makes the topic of positions, and so its coordinators, when somebody first asks: asked until then.
@@ -98,4 +176,18 @@ unsafe fn read(operation: Operation, group: *const rd::rd_kafka_ConsumerGroupDes
 unsafe fn text(text: *const c_char) -> Option<String> {
     // SAFETY: by the caller's word.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_assignment_names_its_partitions_and_one_that_is_cut_short_none() {
+        let bytes = b"\0\x01\0\0\0\x02\0\x01a\0\0\0\x02\0\0\0\0\0\0\0\x07\0\x02bc\0\0\0\x01\0\0\0\x03\xff\xff\xff\xff";
+        let expected = [("a", 0), ("a", 7), ("bc", 3)].map(|(topic, partition)| TopicPartition::new(topic, partition));
+        assert_eq!(partitions(bytes), Some(expected.to_vec()));
+        assert_eq!(partitions(&bytes[..bytes.len() - 5]), None);
+        assert_eq!(partitions(b""), None);
+    }
 }

@@ -202,6 +202,7 @@ fn subscriptions(plan: &Plan, stages: &[&Stage], topics: &[StageTopics], running
             topics,
             ids,
             members: running.members.clone(),
+            broker_assigns: plan.topology.kafka.broker_assigns(),
             covered: false,
             missed: 0,
         });

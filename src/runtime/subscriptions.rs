@@ -38,6 +38,8 @@ pub struct Subscription {
     /// The stage's retry topic, as long as it is not there.
     pub retry: Option<String>,
     pub members: Vec<GroupHandle>,
+    /// It leaves no partition to nobody.
+    pub broker_assigns: bool,
     /// Every partition was seen to be read.
     pub covered: bool,
     /// How often in a row one was not.
@@ -84,7 +86,7 @@ impl Subscription {
             self.covered = false;
             return self.subscribe();
         }
-        if !self.covered {
+        if !self.covered && !self.broker_assigns {
             self.cover(admin)?;
         }
         Ok(())
@@ -110,7 +112,7 @@ impl Subscription {
     /// (KIP-345): a topic or a partition that came since would be read by nobody until the next rebalance. Leaving and joining
     /// again makes one.
     fn cover(&mut self, admin: &Admin) -> Result<(), Error> {
-        let group = admin.group(&self.group)?;
+        let group = admin.assignments(&self.group)?;
         let inside = |member: &GroupHandle| {
             let metadata = member.metadata();
             metadata.is_some_and(|m| m.is_member() && group.members.iter().any(|other| other.id == m.member_id()))

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use semel::commit::metadata::TopicIds;
-use semel::error::{Disposition, Exit};
+use semel::error::Disposition;
 use semel::kafka::{Code, Consumer, ConsumerOptions, Polled};
 use semel::record::{Position, TopicPartition};
 
@@ -219,6 +219,13 @@ fn a_static_member_that_closes_has_its_partitions_back() {
     assert_eq!(assigned(&mut again).len(), 2);
     // It had not left: the group did not even change its generation.
     assert_eq!(again.group().metadata().unwrap().generation(), generation);
+    let found = topic.admin.assignments(&group).unwrap();
+    assert!(found.stable);
+    let id = again.group().metadata().unwrap().member_id().to_owned();
+    let mut read: Vec<_> = found.members.into_iter().map(|member| (member.id, member.partitions)).collect();
+    read.iter_mut().for_each(|(_, partitions)| partitions.sort());
+    assert_eq!(read, [(id, vec![topic.partition(0), topic.partition(1)])]);
+    assert_eq!(topic.admin.assignments(&unique("nobody")).unwrap().members, []);
 
     // A twin takes the name over; the older one learns that it is fenced.
     let mut twin = member("a");
@@ -227,7 +234,8 @@ fn a_static_member_that_closes_has_its_partitions_back() {
         Polled::Failed(error) => Some(error),
         _ => None,
     });
-    assert_eq!(error.disposition(), Disposition::Fatal(Exit::Twin), "{error}");
+    assert!(error.is_fenced_instance(), "{error}");
+    assert_eq!(error.disposition(), Disposition::Rebuild, "{error}");
 }
 
 /// A request that was on its way while we joined anew names a member that is no more: no twin, but a batch to redo.
