@@ -233,7 +233,8 @@ impl Job {
 }
 
 impl Job {
-    /// Locks the job's last row, and its first once somebody waits: the job locks in the other order.
+    /// Locks the job's last row, and the others once somebody waits, who holds some of these: the job locks in the other
+    /// order.
     pub fn lock_backwards(&self) {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let client = runtime.block_on(async {
@@ -242,8 +243,8 @@ impl Job {
             tokio::spawn(connection);
             client
         });
-        let lock = |order| format!("SELECT 1 FROM {} ORDER BY order_id {order} LIMIT 1 FOR UPDATE", self.table());
-        runtime.block_on(client.batch_execute(&format!("BEGIN; {}", lock("DESC")))).unwrap();
+        let lock = |which| format!("SELECT 1 FROM {} ORDER BY order_id {which} FOR UPDATE", self.table());
+        runtime.block_on(client.batch_execute(&format!("BEGIN; {}", lock("DESC LIMIT 1")))).unwrap();
         let waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
         support::eventually(PATIENCE, "somebody waits for the last row", || !self.sql(waits).is_empty());
         // Either of the two may be the victim.
@@ -386,9 +387,18 @@ pub struct Process {
 }
 
 impl Process {
+    /// A process that is put to sleep sleeps when this returns: each of its threads.
     pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        use nix::sys::signal::{Signal, kill};
+        use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
         let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
-        nix::sys::signal::kill(pid, signal).unwrap();
+        kill(pid, signal).unwrap();
+        if signal == Signal::SIGSTOP {
+            let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
+            support::eventually(PATIENCE, "it sleeps", || {
+                !matches!(waitid(Id::Pid(pid), flags), Ok(WaitStatus::StillAlive) | Err(_))
+            });
+        }
     }
 
     /// kill -9, and gone.
