@@ -29,6 +29,8 @@ codes! {
     // The client's.
     BAD_MESSAGE = RD_KAFKA_RESP_ERR__BAD_MSG;
     TRANSPORT = RD_KAFKA_RESP_ERR__TRANSPORT;
+    // The client forgot the broker that it waited for: it went out of the cluster.
+    DESTROY_BROKER = RD_KAFKA_RESP_ERR__DESTROY_BROKER;
     RESOLVE = RD_KAFKA_RESP_ERR__RESOLVE;
     MESSAGE_TIMED_OUT = RD_KAFKA_RESP_ERR__MSG_TIMED_OUT;
     PARTITION_EOF = RD_KAFKA_RESP_ERR__PARTITION_EOF;
@@ -142,6 +144,7 @@ impl Code {
         matches!(
             self,
             Code::TRANSPORT
+                | Code::DESTROY_BROKER
                 | Code::RESOLVE
                 | Code::ALL_BROKERS_DOWN
                 | Code::TIMED_OUT

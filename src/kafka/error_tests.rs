@@ -94,6 +94,7 @@ fn every_class_of_error_has_its_answer() {
         (Positions, Code::UNSTABLE_OFFSET, No, Retry),
         (Positions, Code::NOT_COORDINATOR, No, Retry),
         (Admin("x"), Code::TIMED_OUT, No, Retry),
+        (Admin("x"), Code::DESTROY_BROKER, No, Retry),
     ];
     for (operation, code, flag, expected) in table {
         let error = error(operation, code, flag);
