@@ -13,7 +13,7 @@ use crate::error::Failure;
 use crate::runtime::app;
 use crate::runtime::reset::{Reset, To};
 use crate::topology::plan::{Plan, Stage};
-use crate::topology::spec::{Mode, NodeKind};
+use crate::topology::spec::Mode;
 
 impl Drill<'_> {
     /// Sets every group of the crash-free run back to the beginning and runs again.
@@ -67,13 +67,11 @@ impl Drill<'_> {
     /// A table is as it was, but where a record has its effect each time that it is read.
     fn table_again(&self, end: &End, expected: &Contents, found: &Contents) -> Tally {
         let EndKind::Table(node) = end.kind else { return compare(end, expected, found) };
-        let NodeKind::PostgresSink(sink) = &self.plan.topology.nodes[node].kind else {
-            return compare(end, expected, found);
-        };
+        let stage = self.stage(Some(&self.plan.topology.nodes[node].name)).expect("a sink is a stage");
+        let Some(sink) = self.plan.postgres_sink(stage) else { return compare(end, expected, found) };
         if !matches!(sink.mode, Mode::Insert | Mode::Add) || sink.dedupe.is_some() {
             return compare(end, expected, found);
         }
-        let stage = self.stage(Some(&self.plan.topology.nodes[node].name)).expect("a sink is a stage");
         let written = |topic: &String| self.plan.stages.iter().any(|stage| self.plan.writes(stage).contains(topic));
         let reads = self.plan.reads(stage);
         let (behind, rewound) = (reads.iter().any(written), !self.plan.keeps_positions(stage));

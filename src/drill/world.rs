@@ -22,7 +22,7 @@ use crate::sink::postgres::{
 };
 use crate::topology::load;
 use crate::topology::plan::{Plan, StageKind};
-use crate::topology::spec::{NodeId, NodeKind, PostgresSink, Progress, Topology};
+use crate::topology::spec::{NodeId, NodeKind, PostgresSink, Topology};
 
 /// The header by which an output tells from which input it was made.
 pub const SOURCE_HEADER: &str = "drill-source";
@@ -208,7 +208,7 @@ impl World {
             let samples = sinks.iter().map(|id| Ok((*id, self.sample(run, *id)?))).collect::<Result<_, Failure>>()?;
             self.samples.replace(samples);
         }
-        if run.sinks().any(|(_, sink)| sink.progress == Progress::Postgres) {
+        if run.sinks().any(|(_, sink)| sink.keeps_positions()) {
             self.database.execute("CREATE SCHEMA IF NOT EXISTS semel")?;
             for create in [CREATE_OFFSETS, CREATE_LETTERS] {
                 self.database.execute(&create.replacen("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))?;

@@ -237,8 +237,7 @@ impl Error {
     pub fn disposition(&self) -> Disposition {
         use Operation::*;
         match self.code {
-            // A rebuild of the consumer answers these; who counts the tries decides when it is a twin.
-            Code::FENCED_INSTANCE if self.fatal => return Disposition::Rebuild,
+            // A rebuild of the consumer answers it; who counts the tries decides when it is a twin.
             Code::UNRELEASED_INSTANCE => return Disposition::Rebuild,
             Code::FENCED | Code::PRODUCER_FENCED | Code::INVALID_PRODUCER_EPOCH if !self.abortable => {
                 return Disposition::Fenced;

@@ -444,7 +444,7 @@ fn spawn<T: Send + 'static>(name: &str, run: impl FnOnce() -> T + Send + 'static
 
 /// The stage's positions in the database, where they are kept there.
 fn store(plan: &Plan, stage: &Stage, topics: &StageTopics, checked: &Checked, owner: &str) -> Option<Store> {
-    let sink = plan.postgres_sink(stage).filter(|_| plan.keeps_positions(stage))?;
+    let sink = plan.postgres_sink(stage).filter(|sink| sink.keeps_positions())?;
     let name = StageName::new(&stage.group, topics.topic_ids.clone());
     Some(Store::new(name, checked.address.clone(), sink.prepared, owner))
 }

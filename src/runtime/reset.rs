@@ -159,7 +159,7 @@ impl<'a> Reset<'a> {
 
 /// The stage's positions in its database, where they are kept there.
 fn store(plan: &Plan, stage: &Stage) -> Result<Option<Store>, Failure> {
-    let Some(sink) = plan.postgres_sink(stage).filter(|_| plan.keeps_positions(stage)) else { return Ok(None) };
+    let Some(sink) = plan.postgres_sink(stage).filter(|sink| sink.keeps_positions()) else { return Ok(None) };
     let address = Address::parse(&sink.url, &stage.group);
     let address = address.map_err(|why| Failure::refused(format!("stage {}: {why}", stage.name)))?;
     let name = StageName::new(&stage.group, HashMap::new());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::load::UNMATCHED;
-use super::spec::{Format, Guarantee, NodeId, NodeKind, Once, Port, PostgresSink, Progress, Source, Topology};
+use super::spec::{Format, Guarantee, NodeId, NodeKind, Once, Port, PostgresSink, Source, Topology};
 
 /// What a topology becomes when it runs.
 #[derive(Clone, Debug)]
@@ -117,7 +117,7 @@ impl Plan {
 
     /// Whether a stage keeps its positions itself, beside its rows: those in Kafka only follow.
     pub fn keeps_positions(&self, stage: &Stage) -> bool {
-        self.postgres_sink(stage).is_some_and(|sink| sink.progress == Progress::Postgres)
+        self.postgres_sink(stage).is_some_and(PostgresSink::keeps_positions)
     }
 
     /// The topics that a stage reads, in the order of the file.
@@ -325,7 +325,7 @@ fn postgres_edges(topology: &Topology, stage: &Stage, sink: NodeId, inputs: &[No
     }
     edges.push(edge(EdgeEnd::Node(node.name.clone()), EdgeEnd::Table(postgres.table.clone()), once, by));
     let (guarantee, by) = match topology.guarantee {
-        _ if postgres.progress == Progress::Postgres => (
+        _ if postgres.keeps_positions() => (
             EdgeGuarantee::AtLeastOnce,
             "dead letters lie in the database until they are relayed; a crash just then relays one again, with the same \
              event id",

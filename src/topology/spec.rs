@@ -275,6 +275,11 @@ impl PostgresSink {
         }
     }
 
+    /// Whether positions are kept beside the rows: those in Kafka only follow.
+    pub fn keeps_positions(&self) -> bool {
+        self.progress == Progress::Postgres
+    }
+
     /// Whether rows are marked as deleted.
     pub fn deletes(&self) -> bool {
         self.deleted.is_some() || self.delete_when.is_some() || self.tombstones == SinkTombstones::Delete

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use semel::cluster::{Cluster, Options, Server};
+use semel::cluster::Server;
 use semel::commit::metadata::TopicIds;
 use semel::error::{Disposition, Exit};
 use semel::kafka::{Admin, Connection, Consumer, ConsumerOptions, Isolation, Polled, Producer, ProducerOptions};
@@ -391,8 +391,7 @@ fn a_broker_restart_is_passed_through() {
     if !online() {
         return;
     }
-    let only_kafka = Options { use_given: false, servers: vec![Server::Kafka], ..support::options() };
-    let cluster = Cluster::private(&only_kafka, &|_| {}).unwrap();
+    let cluster = support::private_server(Server::Kafka, &[]);
     let connection = Connection::new(&*cluster.brokers, "restart");
     let admin = Admin::new(&connection, SECONDS).unwrap();
     admin.create_topic("t", 1, 1, &Default::default()).unwrap();

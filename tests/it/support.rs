@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use semel::cluster::{Cluster, Options};
+use semel::cluster::{Cluster, Options, Server};
 
 /// The `semel` binary of this build.
 pub const SEMEL: &str = env!("CARGO_BIN_EXE_semel");
@@ -52,8 +52,17 @@ pub fn cluster() -> &'static Cluster {
 /// # Panics
 /// If it cannot be brought up, with what to install.
 pub fn private_cluster(broker_settings: &[(&str, &str)]) -> Cluster {
+    private(options().servers, broker_settings)
+}
+
+/// As [`private_cluster`], of one server.
+pub fn private_server(server: Server, broker_settings: &[(&str, &str)]) -> Cluster {
+    private(vec![server], broker_settings)
+}
+
+fn private(servers: Vec<Server>, broker_settings: &[(&str, &str)]) -> Cluster {
     let broker_settings = broker_settings.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
-    let options = Options { use_given: false, broker_settings, ..options() };
+    let options = Options { use_given: false, servers, broker_settings, ..options() };
     Cluster::private(&options, &say).unwrap_or_else(|failure| panic!("no private cluster: {failure}"))
 }
 

@@ -40,7 +40,7 @@ pub fn preflight(topology: &Topology, sink: NodeId, group: &str) -> Result<Check
     let node = &topology.nodes[sink.0];
     let NodeKind::PostgresSink(spec) = &node.kind else { panic!("{} is no Postgres sink", node.name) };
     let timed = topology.sources_of(sink).all(|source| source.event_time.is_some());
-    let once = spec.dedupe.is_some() || spec.progress == Progress::Postgres;
+    let once = spec.dedupe.is_some() || spec.keeps_positions();
     let comes_again = !once && topology.guarantee != Guarantee::AtMostOnce;
     let subject = Subject { node: &node.name, sink: spec, timed, comes_again, samples: samples(topology, sink) };
     let refused = |message: String| Failure::refused(format!("sink {}: {message}", node.name));
@@ -112,7 +112,7 @@ impl Subject<'_> {
             warnings.extend(looked_at.warnings);
             ledger = looked_at.ledger;
         }
-        if self.sink.progress == Progress::Postgres {
+        if self.sink.keeps_positions() {
             for (name, create) in [(OFFSETS, CREATE_OFFSETS), (LETTERS, CREATE_LETTERS)] {
                 if Table::read(&connection, name).await?.is_none() {
                     let create = format!("CREATE SCHEMA IF NOT EXISTS semel;\n{create}");
@@ -134,7 +134,7 @@ impl Subject<'_> {
                 return refused_dry(&ledger.name, error);
             }
         }
-        if self.sink.progress == Progress::Postgres {
+        if self.sink.keeps_positions() {
             let transaction = Transaction::begin(&mut connection).await?;
             let nobody = StageName::new("", HashMap::new());
             if let Err(error) = dry_run_offsets(transaction, &nobody).await {

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::topology::load::duration_text;
 use crate::topology::plan::{EdgeEnd, EdgeGuarantee, Plan, Stage, StageKind};
-use crate::topology::spec::{Mode, NodeKind, OnError, Progress};
+use crate::topology::spec::{Mode, NodeKind, OnError};
 
 /// Width of the rules that mark where exactly-once ends.
 const WIDTH: usize = 100;
@@ -132,7 +132,7 @@ fn details(kind: &NodeKind) -> String {
             if let Some(version) = &sink.version {
                 let _ = write!(text, ", version {version}");
             }
-            if sink.progress == Progress::Postgres {
+            if sink.keeps_positions() {
                 text.push_str(", positions beside the rows");
             }
             if let Some(ledger) = &sink.dedupe {

@@ -11,7 +11,8 @@ use super::kill::{TABLE, TOPOLOGY, check, order};
 use crate::support;
 
 const LONG: Duration = Duration::from_secs(60);
-/// In one transaction, with what the committed ones beside it held.
+const PARTITIONS: i32 = 2;
+/// Of both producers together, of each in one transaction.
 const RUN: u64 = 500_000;
 /// Not JSON: each would be a dead letter.
 const BROKEN: &str = "{";
@@ -30,8 +31,8 @@ fn transactional(job: &Job, id: &str, compression: &str) -> Client {
     producer
 }
 
-fn send(producer: &Client, topic: &str, (key, value): (&str, &str), partitions: i32) {
-    let partition = semel::operator::partition(Some(key.as_bytes()), 0, partitions);
+fn send(producer: &Client, topic: &str, (key, value): (&str, &str)) {
+    let partition = semel::operator::partition(Some(key.as_bytes()), 0, PARTITIONS);
     let record = BaseRecord::to(topic).partition(partition).key(key).payload(value);
     producer.send(record).unwrap_or_else(|(error, _)| panic!("{error}"));
 }
@@ -39,7 +40,7 @@ fn send(producer: &Client, topic: &str, (key, value): (&str, &str), partitions: 
 #[test]
 fn what_was_aborted_reaches_no_output_no_table_and_no_dead_letter() {
     let Some(cluster) = support::broker("a long run of aborted records") else { return };
-    let job = Job::new(cluster, "aborted", 2);
+    let job = Job::new(cluster, "aborted", PARTITIONS);
     job.sql(TABLE);
     let topic = job.topic("in");
     let producers = [transactional(&job, "a", "lz4"), transactional(&job, "b", "zstd")];
@@ -53,9 +54,9 @@ fn what_was_aborted_reaches_no_output_no_table_and_no_dead_letter() {
                 let number = if *commits { kept } else { committed + i };
                 kept += u64::from(*commits);
                 let (key, value) = order(number);
-                send(producer, &topic, (&key, &value), 2);
+                send(producer, &topic, (&key, &value));
                 if !commits && i % 1_000 == 0 {
-                    send(producer, &topic, (&key, BROKEN), 2);
+                    send(producer, &topic, (&key, BROKEN));
                 }
             }
         }
@@ -78,7 +79,7 @@ fn what_was_aborted_reaches_no_output_no_table_and_no_dead_letter() {
     batch(&[false, true], 5);
     assert!(job.ends("in", Isolation::ReadCommitted).iter().sum::<i64>() > RUN as i64);
 
-    let text = TOPOLOGY.replace("partitions = 4", "partitions = 2");
+    let text = TOPOLOGY.replace("partitions = 4", &format!("partitions = {PARTITIONS}"));
     let summary = job.drain(&job.file(&text));
     check(&job, committed);
     assert_eq!(summary["stages"][0]["in"], committed);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use semel::kafka::Isolation;
+use semel::record::Input;
 
 use super::harness::{Job, Load, PATIENCE, each_committed};
 use crate::support;
@@ -47,6 +48,11 @@ delete_when = '.status == "deleted"'
 
 pub const TABLE: &str = "CREATE TABLE THE_TABLE (order_id text PRIMARY KEY, version bigint NOT NULL, \
                          deleted boolean NOT NULL DEFAULT false, event_id text, status text, qty int, price int, total int)";
+
+/// The Kafka stage of the topology alone.
+pub fn kafka_stage() -> &'static str {
+    TOPOLOGY.split("[sinks.orders_table]").next().expect("a split has a first part")
+}
 
 /// The order's `i`-th event: 50 orders, versions out of order, some cancelled, some deleted.
 pub fn order(i: u64) -> (String, String) {
@@ -100,31 +106,35 @@ fn rows(count: u64) -> BTreeMap<String, (u64, bool, String)> {
 /// Lost, doubled and unexpected outputs of `count` orders. Says of the first doubled ones where both lie and where they
 /// come from: two origins mean that the input holds the order twice.
 pub fn outputs(job: &Job, count: u64) -> (u64, u64, u64) {
-    let mut times = vec![0_u8; count as usize];
-    let mut unexpected = 0;
-    let mut places: BTreeMap<u64, Vec<String>> = BTreeMap::new();
-    each_committed(&job.brokers, &job.admin, &job.topic("out"), |input| {
+    let number = |input: &Input<'_>| {
         let value = std::str::from_utf8(input.value.expect("a value")).expect("UTF-8");
         let number = value.strip_prefix(r#"{"event_id":"e-"#).and_then(|rest| rest.split('"').next()?.parse().ok());
-        match number.filter(|i| output(*i).is_some_and(|expected| expected == value)) {
-            Some(i) if i < count => {
-                times[i as usize] = times[i as usize].saturating_add(1);
-                let origin = input.headers.last("semel-origin").flatten().unwrap_or(b"an unnamed record");
-                let origin = String::from_utf8_lossy(origin);
-                let place = format!("{}/{} of {origin}", input.partition, input.offset);
-                places.entry(i).or_default().push(place);
-            }
-            _ => unexpected += 1,
-        }
+        number.filter(|i| *i < count && output(*i).is_some_and(|expected| expected == value))
+    };
+    let each = |see: &mut dyn FnMut(&Input<'_>)| each_committed(&job.brokers, &job.admin, &job.topic("out"), see);
+    let mut times = vec![0_u8; count as usize];
+    let mut unexpected = 0;
+    each(&mut |input| match number(input) {
+        Some(i) => times[i as usize] = times[i as usize].saturating_add(1),
+        None => unexpected += 1,
     });
-    let (mut lost, mut doubled) = (0, 0);
-    for (i, times) in times.into_iter().enumerate() {
-        let expected = u8::from(status(i as u64) != "cancelled");
+    let (mut lost, mut doubled, mut seen_again) = (0, 0, Vec::new());
+    for (i, times) in (0..).zip(times) {
+        let expected = u8::from(status(i) != "cancelled");
         lost += u64::from(expected.saturating_sub(times));
         doubled += u64::from(times.saturating_sub(expected));
+        if times > expected {
+            seen_again.push(i);
+        }
     }
-    for (i, places) in places.iter().filter(|(_, places)| places.len() > 1).take(20) {
-        println!("order {i} came out {} times: {}", places.len(), places.join("; "));
+    if doubled > 0 {
+        seen_again.truncate(20);
+        each(&mut |input| {
+            if let Some(i) = number(input).filter(|i| seen_again.contains(i)) {
+                let origin = input.headers.last("semel-origin").flatten().unwrap_or(b"an unnamed record");
+                println!("order {i}: {}/{} of {}", input.partition, input.offset, String::from_utf8_lossy(origin));
+            }
+        });
     }
     (lost, doubled, unexpected)
 }

@@ -9,11 +9,11 @@ use super::kill::{TABLE, TOPOLOGY};
 use crate::support;
 
 fn run(job: &Job, text: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {
-    within(15, job, text, env)
+    run_within(15, job, text, env)
 }
 
 /// Runs the job to its end, which comes within so many seconds; answers its status and what it says.
-pub fn within(seconds: u64, job: &Job, text: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {
+pub fn run_within(seconds: u64, job: &Job, text: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {
     let file = job.file(text);
     let mut command = job.semel(&["run", file.to_str().unwrap(), "--drain", "--quiet"]);
     command.envs(env.iter().copied());

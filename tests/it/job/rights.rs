@@ -5,12 +5,16 @@ use std::ffi::CString;
 
 use rdkafka::ClientConfig;
 use rdkafka::bindings as rd;
+use rdkafka::bindings::rd_kafka_AclOperation_t::{self as Right, *};
+use rdkafka::bindings::rd_kafka_AclPermissionType_t::*;
+use rdkafka::bindings::rd_kafka_ResourcePatternType_t::RD_KAFKA_RESOURCE_PATTERN_PREFIXED;
+use rdkafka::bindings::rd_kafka_ResourceType_t::{self as Resource, *};
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use semel::cluster::{Cluster, Options, Server};
+use semel::cluster::Server;
 
 use super::harness::{Job, Record};
-use super::kill::TOPOLOGY;
-use super::refusals::within;
+use super::kill::kafka_stage;
+use super::refusals::run_within;
 use crate::support;
 
 /// Where nothing is said of a resource everything is allowed. Alone, the broker cannot hold transactions.
@@ -20,25 +24,20 @@ const BROKER: [(&str, &str); 3] = [
     ("transaction.state.log.replication.factor", "3"),
 ];
 
-use rd::rd_kafka_AclOperation_t as Right;
-use rd::rd_kafka_ResourceType_t as Resource;
-
 /// Denies a right on everything of this kind whose name begins so; the other rights stay.
 fn deny(brokers: &str, resource: Resource, name: &str, right: Right) {
     let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", brokers).create().unwrap();
     let client = client.client().native_ptr();
     let [name, anybody, anywhere] = [name, "User:*", "*"].map(|text| CString::new(text).unwrap());
-    let permissions = [
-        (Right::RD_KAFKA_ACL_OPERATION_ALL, rd::rd_kafka_AclPermissionType_t::RD_KAFKA_ACL_PERMISSION_TYPE_ALLOW),
-        (right, rd::rd_kafka_AclPermissionType_t::RD_KAFKA_ACL_PERMISSION_TYPE_DENY),
-    ];
+    let permissions =
+        [(RD_KAFKA_ACL_OPERATION_ALL, RD_KAFKA_ACL_PERMISSION_TYPE_ALLOW), (right, RD_KAFKA_ACL_PERMISSION_TYPE_DENY)];
     // SAFETY: every pointer that is passed on was made here or outlives the calls; what is made is freed at the end.
     unsafe {
         let mut rules = permissions.map(|(right, permission)| {
             let rule = rd::rd_kafka_AclBinding_new(
                 resource,
                 name.as_ptr(),
-                rd::rd_kafka_ResourcePatternType_t::RD_KAFKA_RESOURCE_PATTERN_PREFIXED,
+                RD_KAFKA_RESOURCE_PATTERN_PREFIXED,
                 anybody.as_ptr(),
                 anywhere.as_ptr(),
                 right,
@@ -73,37 +72,19 @@ fn rights_that_are_missing_and_transactions_that_cannot_start_are_named_within_3
     if !support::online("rights that are missing") {
         return;
     }
-    let broker_settings = BROKER.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
-    let options = Options { use_given: false, servers: vec![Server::Kafka], broker_settings, ..support::options() };
-    let cluster = Cluster::private(&options, &|_| {}).unwrap_or_else(|failure| panic!("no private broker: {failure}"));
-    // The Kafka stage alone.
-    let exactly = TOPOLOGY.split("[sinks.orders_table]").next().unwrap().to_owned();
+    let cluster = support::private_server(Server::Kafka, &BROKER);
+    let exactly = kafka_stage().to_owned();
     let at_least = exactly.replace("[kafka]\n", "guarantee = \"at-least-once\"\n[kafka]\n");
     let causes = [
         (
-            Some((Resource::RD_KAFKA_RESOURCE_TRANSACTIONAL_ID, "", Right::RD_KAFKA_ACL_OPERATION_ALL)),
+            Some((RD_KAFKA_RESOURCE_TRANSACTIONAL_ID, "", RD_KAFKA_ACL_OPERATION_ALL)),
             &exactly,
             2,
             "WRITE and DESCRIBE on the transactional id",
         ),
-        (
-            Some((Resource::RD_KAFKA_RESOURCE_GROUP, "", Right::RD_KAFKA_ACL_OPERATION_READ)),
-            &at_least,
-            2,
-            "READ on the consumer group",
-        ),
-        (
-            Some((Resource::RD_KAFKA_RESOURCE_TOPIC, ".in", Right::RD_KAFKA_ACL_OPERATION_READ)),
-            &at_least,
-            2,
-            "READ on source topics",
-        ),
-        (
-            Some((Resource::RD_KAFKA_RESOURCE_TOPIC, ".out", Right::RD_KAFKA_ACL_OPERATION_WRITE)),
-            &at_least,
-            2,
-            "WRITE on output topics",
-        ),
+        (Some((RD_KAFKA_RESOURCE_GROUP, "", RD_KAFKA_ACL_OPERATION_READ)), &at_least, 2, "READ on the consumer group"),
+        (Some((RD_KAFKA_RESOURCE_TOPIC, ".in", RD_KAFKA_ACL_OPERATION_READ)), &at_least, 2, "READ on source topics"),
+        (Some((RD_KAFKA_RESOURCE_TOPIC, ".out", RD_KAFKA_ACL_OPERATION_WRITE)), &at_least, 2, "WRITE on output topics"),
         (None, &exactly, 3, "transaction.state.log.replication.factor"),
     ];
     std::thread::scope(|scope| {
@@ -116,7 +97,7 @@ fn rights_that_are_missing_and_transactions_that_cannot_start_are_named_within_3
                 if let Some((resource, suffix, right)) = denied {
                     deny(&job.brokers, resource, &format!("{}{suffix}", job.name), right);
                 }
-                let (code, message) = within(30, &job, text, &[]);
+                let (code, message) = run_within(30, &job, text, &[]);
                 assert_eq!(code, Some(status), "{cure}: {message}");
                 assert!(message.contains(cure), "{cure}: {message}");
             });

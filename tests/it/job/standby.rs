@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use semel::cluster::{Cluster, Options, Server};
+use semel::cluster::{Cluster, Server};
 use semel::sink::postgres::Address;
 
 use super::harness::{PATIENCE, sql};
@@ -21,8 +21,7 @@ pub fn primary(test: &str) -> Option<Cluster> {
     if !support::online(test) {
         return None;
     }
-    let options = Options { use_given: false, servers: vec![Server::Postgres], ..support::options() };
-    let cluster = Cluster::private(&options, &|_| {}).unwrap_or_else(|failure| panic!("no private server: {failure}"));
+    let cluster = support::private_server(Server::Postgres, &[]);
     let local = pid(&cluster).is_some();
     if !local {
         eprintln!("LEFT OUT (PostgreSQL runs in a container): {test}");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use semel::cluster::{Cluster, Options, Server};
+use semel::cluster::Server;
 
 use super::harness::{Job, Load, PATIENCE};
 use super::kill::{self, order};
@@ -22,12 +22,9 @@ fn a_transaction_that_times_out_and_an_id_that_expires_lose_and_double_nothing()
     if !support::online("transactions that the broker ends") {
         return;
     }
-    let broker_settings = BROKER.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
-    let options = Options { use_given: false, servers: vec![Server::Kafka], broker_settings, ..support::options() };
-    let cluster = Cluster::private(&options, &|_| {}).unwrap_or_else(|failure| panic!("no private broker: {failure}"));
+    let cluster = support::private_server(Server::Kafka, &BROKER);
     let job = Job::new(&cluster, "timeouts", 4);
-    // The Kafka stage alone.
-    let text = kill::TOPOLOGY.split("[sinks.orders_table]").next().unwrap();
+    let text = kill::kafka_stage();
     let settings = "transaction_timeout = \"2s\"\nsession_timeout = \"15s\"\ncommit_interval = \"500ms\"\n[kafka]\n";
     let file = job.file(&text.replace("[kafka]\n", settings));
     let count = std::thread::scope(|scope| {

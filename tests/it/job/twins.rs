@@ -43,25 +43,30 @@ fn exits(mut process: Process, status: i32, message: &str) {
     assert!(process.log().contains(message), "{}", process.log());
 }
 
+/// Runs the job of that head twice: the old one exits 6, the newcomer goes on to the end of so many records.
+fn newcomer_wins(job: &Job, head: &str) -> u64 {
+    job.sql(TABLE);
+    let file = job.file(&TOPOLOGY.replace("[kafka]\n", &format!("instance = \"blue\"\n{head}[kafka]\n")));
+    let host = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        let load = Load::start(scope, job, 1_000, 2, order);
+        let old = job.start(&file);
+        moved(job, "the first works");
+        let newcomer = elsewhere(job, &file, &host);
+        exits(old, 6, "another process");
+        moved(job, "the newcomer works");
+        let count = load.stop();
+        support::eventually(PATIENCE, "all is through", || through(job));
+        newcomer.stop();
+        count
+    })
+}
+
 #[test]
 fn of_twins_the_newcomer_wins() {
     let Some(cluster) = support::broker("twins") else { return };
     let job = Job::new(cluster, "twins", 2);
-    job.sql(TABLE);
-    let file = job.file(&TOPOLOGY.replace("[kafka]\n", "instance = \"blue\"\n[kafka]\n"));
-    let host = tempfile::tempdir().unwrap();
-    let count = std::thread::scope(|scope| {
-        let load = Load::start(scope, &job, 1_000, 2, order);
-        let old = job.start(&file);
-        moved(&job, "the first works");
-        let newcomer = elsewhere(&job, &file, &host);
-        exits(old, 6, "another process");
-        moved(&job, "the newcomer works");
-        let count = load.stop();
-        support::eventually(PATIENCE, "all is through", || through(&job));
-        newcomer.stop();
-        count
-    });
+    let count = newcomer_wins(&job, "");
     check(&job, count);
 }
 
@@ -69,22 +74,7 @@ fn of_twins_the_newcomer_wins() {
 #[test]
 fn of_twins_without_transactions_the_newcomer_wins_too() {
     let Some(cluster) = support::broker("twins without transactions") else { return };
-    let job = Job::new(cluster, "twins", 2);
-    job.sql(TABLE);
-    let head = "instance = \"blue\"\nguarantee = \"at-least-once\"\n[kafka]\n";
-    let file = job.file(&TOPOLOGY.replace("[kafka]\n", head));
-    let host = tempfile::tempdir().unwrap();
-    std::thread::scope(|scope| {
-        let load = Load::start(scope, &job, 500, 2, order);
-        let old = job.start(&file);
-        moved(&job, "the first works");
-        let newcomer = elsewhere(&job, &file, &host);
-        exits(old, 6, "another process");
-        moved(&job, "the newcomer works");
-        load.stop();
-        support::eventually(PATIENCE, "all is through", || through(&job));
-        newcomer.stop();
-    });
+    newcomer_wins(&Job::new(cluster, "twins", 2), "guarantee = \"at-least-once\"\n");
 }
 
 /// What a join of its own leaves behind whose answer was lost: a member of the same name, of which nobody knows.
