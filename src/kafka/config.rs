@@ -70,6 +70,11 @@ impl Settings {
         self.connection.properties.get(name).map(String::as_str)
     }
 
+    /// What counts, where it is known here: fixed, else the user's, else our default.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.fixed.get(name).map(String::as_str).or(self.user(name)).or(self.defaults.get(name).map(String::as_str))
+    }
+
     pub fn client_id(&self) -> &str {
         &self.connection.client_id
     }

@@ -1,14 +1,15 @@
 //! The consumer: one call that waits for whatever comes next, rebalances included.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::CStr;
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rdkafka::bindings as rd;
 
+use super::caller::Caller;
 use super::client::{Client, Event, Kind};
 use super::code::Code;
 use super::config::{Connection, Settings, millis};
@@ -23,6 +24,8 @@ use crate::record::{Position, TopicPartition};
 
 /// How long dropping a consumer may take when nobody closed it.
 const CLOSE_ON_DROP: Duration = Duration::from_secs(3);
+/// A client that has failed asks its last question within this.
+const QUIET: Duration = Duration::from_millis(100);
 
 /// What a poll brought.
 #[derive(Debug)]
@@ -52,6 +55,8 @@ pub struct Consumer {
     group_id: String,
     /// Where each assigned partition was started, for assignors that know only whole assignments.
     starts: HashMap<TopicPartition, Position>,
+    /// The group assigns, rather than we ourselves.
+    by_group: AtomicBool,
     closed: bool,
 }
 
@@ -66,6 +71,7 @@ impl Consumer {
             settings,
             group_id: options.group.to_owned(),
             starts: HashMap::new(),
+            by_group: AtomicBool::new(false),
             closed: false,
         })
     }
@@ -78,6 +84,7 @@ impl Consumer {
     /// Joins again as the same member, with a client made anew: one that was fenced is dead. What was assigned is gone, and
     /// every [`GroupHandle`] speaks of the new client.
     pub fn renew(&mut self) -> Result<(), Error> {
+        self.discharge();
         self.client = Arc::new(Client::new(Kind::Member, &self.settings)?);
         self.starts.clear();
         self.group.renew(&self.client)
@@ -110,6 +117,7 @@ impl Consumer {
         // SAFETY: the event is alive and owns the list.
         let entries = unsafe { list::entries(rd::rd_kafka_event_topic_partition_list(event.as_ptr())) };
         let partitions = entries.into_iter().map(|e| e.partition).collect();
+        self.by_group.store(true, Ordering::Relaxed);
         match event.code() {
             Code::ASSIGN_PARTITIONS => Polled::Assign(partitions),
             _ => Polled::Revoke { partitions, lost: self.assignment_lost() },
@@ -169,16 +177,11 @@ impl Consumer {
     /// Answers [`Polled::Revoke`]. Partitions of the list that were never added are no matter. Under an assignor that
     /// knows only whole assignments everything is given up.
     pub fn unassign(&mut self, partitions: &[TopicPartition]) -> Result<(), Error> {
-        if !self.is_cooperative() {
+        let cooperative = self.is_cooperative();
+        if !cooperative {
             self.starts.clear();
-            // SAFETY: the client is alive; null is documented as "nothing".
-            let code = Code(unsafe { rd::rd_kafka_assign(self.client.ptr(), ptr::null()) } as i32);
-            return assigned(code);
         }
-        let held: HashSet<TopicPartition> = self.assignment().into_iter().collect();
-        let list = List::of_partitions(partitions.iter().filter(|p| held.contains(p)).collect::<Vec<_>>().into_iter());
-        // SAFETY: client and list are alive; the call copies the list, and the error it returns is ours.
-        unsafe { Error::check(Operation::Assign, rd::rd_kafka_incremental_unassign(self.client.ptr(), list.as_ptr())) }
+        give_up(&self.client, cooperative, partitions)
     }
 
     fn incremental_assign(&self, positions: &[(TopicPartition, Position)]) -> Result<(), Error> {
@@ -196,22 +199,15 @@ impl Consumer {
 
     /// The partitions that were assigned and not given up yet.
     pub fn assignment(&self) -> Vec<TopicPartition> {
-        let mut list = ptr::null_mut();
-        // SAFETY: the client is alive; the list that is set is ours.
-        let list = unsafe {
-            rd::rd_kafka_assignment(self.client.ptr(), &mut list);
-            List::from_owned(list)
-        };
-        list.map_or_else(Vec::new, |list| list.entries().into_iter().map(|e| e.partition).collect())
+        assignment(&self.client)
     }
 
-    /// Assignments change by additions and removals; else each one replaces the one before.
+    /// Assignments change by additions and removals; else each one replaces the one before. All assignors of a list are of
+    /// one kind, else there is no client.
     pub fn is_cooperative(&self) -> bool {
-        // SAFETY: the client is alive; the answer is null or a static string.
-        unsafe {
-            let protocol = rd::rd_kafka_rebalance_protocol(self.client.ptr());
-            !protocol.is_null() && CStr::from_ptr(protocol) == c"COOPERATIVE"
-        }
+        let assignors = self.settings.value("partition.assignment.strategy").unwrap_or_default();
+        let by_broker = self.settings.user("group.protocol") == Some("consumer");
+        self.by_group.load(Ordering::Relaxed) && (by_broker || assignors.contains("cooperative-sticky"))
     }
 
     /// The group took the assignment away without asking (session timeout, a fenced member).
@@ -315,29 +311,72 @@ impl Consumer {
         }
         self.group.close();
         let deadline = Instant::now() + within;
+        // A question that was handed out and not answered would keep the group from ending.
+        if self.tell(self.assignment()) == Answer::Unheard {
+            return;
+        }
         // SAFETY: client and queue are alive; the error that is returned is ours.
         let started = unsafe {
             let error = rd::rd_kafka_consumer_close_queue(self.client.ptr(), self.client.queue().as_ptr());
             Error::check(Operation::Connect, error)
         };
-        // After a fatal error there is nothing to leave.
         if started.is_err() {
+            // After a fatal error there is nothing to leave.
+            self.discharge();
             return;
         }
         // SAFETY: the client is alive.
         while unsafe { rd::rd_kafka_consumer_closed(self.client.ptr()) } == 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if Instant::now() >= deadline || self.answer(deadline) == Answer::Unheard {
                 tracing::debug!(client = self.client.name(), "the group does not answer the leave");
                 return;
             }
-            if let Polled::Assign(partitions) | Polled::Revoke { partitions, .. } =
-                self.poll(left.min(Duration::from_millis(100)))
-            {
-                let _ = self.unassign(&partitions);
+        }
+    }
+
+    /// Answers what the group has asked. A client that is destroyed over an open question never ends, and keeps a core
+    /// busy.
+    fn discharge(&self) {
+        // The last question may have been handed out already.
+        if self.tell(self.assignment()) == Answer::Unheard {
+            return;
+        }
+        let mut until = Instant::now() + QUIET;
+        while Instant::now() < until {
+            match self.answer(until) {
+                Answer::Nothing => {}
+                Answer::Heard => until = Instant::now() + QUIET,
+                Answer::Unheard => return,
             }
         }
     }
+
+    /// Waits for a question of the group until `deadline` and answers it by giving everything up.
+    fn answer(&self, deadline: Instant) -> Answer {
+        let left = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
+        let (Polled::Assign(partitions) | Polled::Revoke { partitions, .. }) = self.poll(left) else {
+            return Answer::Nothing;
+        };
+        self.tell(partitions)
+    }
+
+    /// Gives partitions up. Once the group has ended within the client, an answer that was on its way is not heard, and
+    /// its call does not come back.
+    fn tell(&self, partitions: Vec<TopicPartition>) -> Answer {
+        let (client, cooperative) = (Arc::clone(&self.client), self.is_cooperative());
+        let answer = move || drop(give_up(&client, cooperative, &partitions));
+        let answered = Caller::new("kafka-close").ok().and_then(|caller| caller.call(CLOSE_ON_DROP, answer));
+        if answered.is_some() { Answer::Heard } else { Answer::Unheard }
+    }
+}
+
+/// What became of an answer to the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// There was no question.
+    Nothing,
+    Heard,
+    Unheard,
 }
 
 impl Drop for Consumer {
@@ -350,6 +389,28 @@ impl fmt::Debug for Consumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Consumer").field("client", &self.client).field("group", &self.group_id).finish_non_exhaustive()
     }
+}
+
+fn assignment(client: &Client) -> Vec<TopicPartition> {
+    let mut list = ptr::null_mut();
+    // SAFETY: the client is alive; the list that is set is ours.
+    let list = unsafe {
+        rd::rd_kafka_assignment(client.ptr(), &mut list);
+        List::from_owned(list)
+    };
+    list.map_or_else(Vec::new, |list| list.entries().into_iter().map(|e| e.partition).collect())
+}
+
+/// Gives partitions up, of which some may never have been added; everything where assignments are whole.
+fn give_up(client: &Client, cooperative: bool, partitions: &[TopicPartition]) -> Result<(), Error> {
+    if !cooperative {
+        // SAFETY: the client is alive; null is documented as "nothing".
+        return assigned(Code(unsafe { rd::rd_kafka_assign(client.ptr(), ptr::null()) } as i32));
+    }
+    let held: HashSet<TopicPartition> = assignment(client).into_iter().collect();
+    let list = List::of_partitions(partitions.iter().filter(|p| held.contains(p)).collect::<Vec<_>>().into_iter());
+    // SAFETY: client and list are alive; the call copies the list, and the error it returns is ours.
+    unsafe { Error::check(Operation::Assign, rd::rd_kafka_incremental_unassign(client.ptr(), list.as_ptr())) }
 }
 
 fn assigned(code: Code) -> Result<(), Error> {

@@ -9,6 +9,7 @@ use semel::error::Disposition;
 use semel::kafka::{Code, Consumer, ConsumerOptions, Polled};
 use semel::record::{Position, TopicPartition};
 
+use crate::job::harness::is_busy;
 use crate::kafka_support::*;
 use crate::support::{eventually, unique};
 
@@ -50,6 +51,40 @@ fn a_stale_generation_aborts_and_waits_for_the_group() {
         .unwrap_err();
     assert_eq!(error.disposition(), Disposition::AbortTxn { rejoin: true }, "{error}");
     producer.abort(SECONDS).unwrap();
+}
+
+/// A client that is destroyed over an open question of its group never ends, and its thread never rests.
+#[test]
+fn a_fenced_member_ends_though_it_owes_the_group_an_answer() {
+    if !online() {
+        return;
+    }
+    let topic = Topic::new("owing", 2);
+    let group = unique("group");
+    let member = || {
+        let options = ConsumerOptions { instance_id: Some("one"), ..ConsumerOptions::new(&group) };
+        let consumer = Consumer::new(&connection(), &options).unwrap();
+        consumer.subscribe(&[&topic.name]).unwrap();
+        consumer
+    };
+    let asked = |consumer: &mut Consumer| {
+        poll_until(consumer, |c| match c.poll(Duration::from_millis(100)) {
+            Polled::Assign(_) => Some(()),
+            _ => None,
+        });
+    };
+    let mut first = member();
+    asked(&mut first);
+    let mut second = member();
+    asked(&mut second);
+    poll_until(&mut first, |c| match c.poll(Duration::from_millis(100)) {
+        Polled::Failed(error) if error.is_fatal() => Some(()),
+        _ => None,
+    });
+    drop(first);
+    // Nor does one that is in the group and owes an answer.
+    drop(second);
+    eventually(SECONDS, "the clients rest", || !is_busy(std::process::id(), "rdk:main"));
 }
 
 #[test]

@@ -414,6 +414,11 @@ impl Process {
         assert!(status.success(), "{status} on SIGTERM\n{}", self.log());
     }
 
+    /// Whether one of its threads keeps a core busy.
+    pub fn is_busy(&self) -> bool {
+        is_busy(self.child.id(), "")
+    }
+
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
@@ -431,6 +436,24 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Whether a thread of a process, whose name begins so, uses more than half of a core for a second.
+pub fn is_busy(process: u32, name: &str) -> bool {
+    let used = || -> BTreeMap<PathBuf, u64> {
+        let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+        let time = |thread: PathBuf| {
+            let stat = fs::read_to_string(thread.join("stat")).ok()?;
+            let (own, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
+            // User and system time, in hundredths of a second.
+            let times = rest.split(' ').skip(11).take(2).filter_map(|time| time.parse::<u64>().ok());
+            own.starts_with(name).then(|| (thread, times.sum()))
+        };
+        threads.filter_map(|thread| time(thread.path())).collect()
+    };
+    let (before, until) = (used(), Instant::now() + Duration::from_secs(1));
+    support::eventually(PATIENCE, "a second has passed", || Instant::now() >= until);
+    used().iter().any(|(thread, now)| before.get(thread).is_some_and(|before| now - before > 50))
 }
 
 /// Waits for a process, for [`PATIENCE`] at most.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use semel::kafka::{Connection, Consumer, ConsumerOptions};
 
-use super::harness::{Job, Load, PATIENCE, Process};
+use super::harness::{Job, Load, PATIENCE, Process, is_busy};
 use super::instances::through;
 use super::kill::{TABLE, TOPOLOGY, check, order};
 use crate::support;
@@ -99,6 +99,9 @@ fn a_member_that_loses_its_name_to_nobody_joins_again_and_goes_on() {
         ghost.close(Duration::from_secs(1));
         let count = load.stop();
         support::eventually(PATIENCE, "all is through", || through(&job));
+        // A client that lost its name, and is given up over an open question of the group, would keep a core busy.
+        support::eventually(PATIENCE, "the process rests", || !process.is_busy());
+        support::eventually(PATIENCE, "the ghost is gone", || !is_busy(std::process::id(), "rdk:main"));
         process.stop();
         count
     });
