@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{ends, guarantee_word, kind_word, transactional_ids};
 use crate::topology::plan::{EdgeEnd, Plan, StageKind};
 
-/// The plan as one JSON object: `name`, `file`, `guarantee`, `dead_letters`, `nodes`, `stages`, `edges`,
+/// The plan as one JSON object: `name`, `file`, `guarantee`, `dead_letters`, `job_topic`, `nodes`, `stages`, `edges`,
 /// `exactly_once_ends`, `unset`. Settings that may hold secrets are left out.
 pub fn json(plan: &Plan) -> Value {
     let topology = &plan.topology;
@@ -33,6 +33,7 @@ pub fn json(plan: &Plan) -> Value {
                 "transactional_ids": transactional_ids(plan, stage),
                 "reads": plan.reads(stage),
                 "writes": plan.writes(stage),
+                "retry_topic": plan.retry(stage),
                 "nodes": nodes,
             })
         })
@@ -64,6 +65,7 @@ pub fn json(plan: &Plan) -> Value {
         "file": topology.file,
         "guarantee": guarantee_word(topology.guarantee),
         "dead_letters": plan.dead_letters(),
+        "job_topic": topology.job_topic(),
         "nodes": nodes,
         "stages": stages,
         "edges": edges,

@@ -30,6 +30,7 @@ pub fn text(plan: &Plan) -> String {
     line(&mut out, "commit", &format!("every {commit}"));
     line(&mut out, "workers", &topology.workers.to_string());
     line(&mut out, "on error", &on_error);
+    line(&mut out, "job topic", &topology.job_topic());
     for name in variables(plan) {
         line(&mut out, "not set", &name);
     }
@@ -75,6 +76,7 @@ fn describe_stage(out: &mut String, plan: &Plan, stage: &Stage) {
         line(out, "writes", &writes.join(", "));
     }
     line(out, "dead letters", &plan.dead_letters());
+    line(out, "replayed from", &plan.retry(stage));
     describe_nodes(out, plan, stage);
     describe_edges(out, plan, stage);
 }
