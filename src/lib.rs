@@ -43,11 +43,13 @@ pub mod kafka;
 pub mod sink;
 
 pub mod audit;
+pub mod bench;
 pub mod cluster;
 pub mod drill;
 pub mod observe;
 pub mod quickstart;
 pub mod runtime;
+pub mod scratch;
 pub mod testing;
 
 pub mod cli;

@@ -2,10 +2,12 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::bench::probe;
 use crate::drill::auto_commit;
 use crate::error::{Exit, Failure};
 
 mod audit;
+mod bench;
 mod check;
 mod dev;
 mod dlq;
@@ -55,6 +57,11 @@ enum Command {
     Dlq(dlq::Args),
     /// Prove a topology's guarantees by killing it at every place and comparing what came out.
     Drill(drill::Args),
+    /// Measure what exactly-once costs on a topology: throughput, CPU, memory and latency against at-least-once.
+    Bench(bench::Args),
+    /// Times the way of records through a job of any make; the comparison in benches/ uses it.
+    #[command(hide = true)]
+    Probe(probe::Args),
     /// A consumer that lets its client commit; a drill shows what becomes of it.
     #[command(hide = true)]
     AutoCommit(auto_commit::Args),
@@ -80,7 +87,9 @@ pub fn main() -> Exit {
     };
     let filter = match cli.command {
         // A tour, not a service: the client's grumbling at a broker that has only just come up would drown it.
-        Command::Quickstart(_) | Command::Drill(_) => "warn,semel::kafka::logs=error",
+        Command::Quickstart(_) | Command::Drill(_) | Command::Bench(_) | Command::Probe(_) => {
+            "warn,semel::kafka::logs=error"
+        }
         _ => "info",
     };
     crate::observe::init_logs(cli.log_format == LogFormat::Json, filter);
@@ -93,6 +102,8 @@ pub fn main() -> Exit {
         Command::Audit(args) => audit::run(args),
         Command::Dlq(args) => dlq::run(args),
         Command::Drill(args) => drill::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Probe(args) => probe::main(&args).map(|()| Exit::Done),
         Command::AutoCommit(args) => auto_commit::consume(&args).map(|()| Exit::Done),
         Command::Reset(args) => reset::run(args),
         Command::Dev(args) => dev::run(args),

@@ -7,6 +7,7 @@ use super::file;
 use crate::crash;
 use crate::error::{Exit, Failure};
 use crate::observe::progress::grouped;
+use crate::observe::usage;
 use crate::runtime::app::{self, Report, RunOptions};
 use crate::runtime::shutdown;
 use crate::topology::plan::Plan;
@@ -89,6 +90,7 @@ fn json(report: &Report) -> serde_json::Value {
             "lost": stage.lost.get(),
             "transactions": stage.commits.get(),
             "busy_seconds": stage.busy().as_secs_f64(),
+            "busy_cpu_seconds": stage.busy_cpu().as_secs_f64(),
             "commit_ms": stage.commit_us.get() as f64 / 1000.0 / stage.commits.get().max(1) as f64,
             "aborts": stage.aborts.get(),
             "rows": stage.rows.get(),
@@ -97,5 +99,10 @@ fn json(report: &Report) -> serde_json::Value {
             "duplicates": stage.duplicates.get(),
         })
     });
-    serde_json::json!({ "seconds": report.elapsed.as_secs_f64(), "stages": stages.collect::<Vec<_>>() })
+    serde_json::json!({
+        "seconds": report.elapsed.as_secs_f64(),
+        "cpu_seconds": usage::cpu().as_secs_f64(),
+        "peak_memory_bytes": usage::peak_memory(),
+        "stages": stages.collect::<Vec<_>>(),
+    })
 }

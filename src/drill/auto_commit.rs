@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use nix::sys::signal::{Signal, raise};
 
-use super::world::Run;
 use crate::error::Failure;
 use crate::kafka::{Admin, Connection, Consumer, ConsumerOptions, Polled};
 use crate::record::{Position, TopicPartition};
+use crate::scratch::Run;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The client's interval where it commits before the effect; elsewhere it never comes.

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::observe::{Contents, End, EndKind, ends, observe};
 use super::verdict::{self, Bound};
-use super::world::Run;
 use super::{Baseline, Drill};
 use crate::error::Failure;
+use crate::scratch::Run;
 use crate::topology::plan::Stage;
 
 /// Batches of each worker that a crash may lose or double: the one that is open between positions and effects, and one

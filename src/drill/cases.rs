@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::input::PARTITIONS;
 use crate::crash::{Crash, Point};
 use crate::quickstart::orders::Random;
+use crate::scratch::input::PARTITIONS;
 use crate::topology::plan::{Plan, Stage, StageKind};
 use crate::topology::spec::NodeKind;
 

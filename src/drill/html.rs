@@ -4,8 +4,7 @@ use std::fmt::Write;
 
 use super::report::{CaseReport, EndReport, Report, title};
 use crate::crash::VARIABLE;
-
-const STYLE: &str = include_str!("page.css");
+use crate::scratch::page::{escaped, page};
 
 impl Report {
     /// The page.
@@ -32,7 +31,7 @@ impl Report {
         for note in self.notes() {
             let _ = writeln!(out, "<p>Note: {}.</p>", escaped(&note));
         }
-        page(&self.file, &out)
+        page("semel drill", &self.file, &out)
     }
 
     fn matrix(&self, out: &mut String) {
@@ -78,19 +77,4 @@ fn broken(out: &mut String, case: &CaseReport) {
         let examples = tally.examples.join("\n");
         let _ = writeln!(out, "<p>{}: {}</p><pre>{}</pre>", escaped(&title(end)), found.text(), escaped(&examples));
     }
-}
-
-/// A page about a topology file that needs nothing else.
-pub fn page(file: &str, body: &str) -> String {
-    let file = escaped(file);
-    format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><title>semel drill {file}</title>\
-         <style>{STYLE}</style></head><body>\n<h1>semel drill <code>{file}</code></h1>\n{body}</body></html>\n"
-    )
-}
-
-/// Text that is no markup.
-pub fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -5,18 +5,14 @@
 pub mod auto_commit;
 mod bound;
 mod cases;
-mod child;
 mod effects;
 mod html;
-mod input;
 mod observe;
 mod replay;
 mod report;
-mod rewrite;
 mod semantics;
 mod semantics_report;
 mod verdict;
-mod world;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,17 +26,17 @@ use crate::cluster::{Cluster, Options as ClusterOptions};
 use crate::crash::Point;
 use crate::error::Failure;
 use crate::quickstart::orders::Random;
+use crate::scratch::process::{Ended, Start, start};
+use crate::scratch::{Run, Variant, World, input};
 use crate::topology::plan::{Plan, Stage, StageKind};
 use crate::topology::spec::Topology;
 
 use bound::Open;
 use cases::{Case, Kill, Load};
-use child::{Ended, Start, start};
 use observe::{Contents, End, Observed, ends, observe};
 use verdict::{Seen, Tally};
-use world::{Run, Variant, World};
 
-pub use input::Origin;
+pub use crate::scratch::input::Origin;
 pub use report::{CaseReport, EndReport, Fate, Report};
 pub use semantics::{Semantics, compare as compare_guarantees};
 
@@ -92,7 +88,7 @@ pub fn run(
     let least = if options.quick { 60 } else { 240 };
     let origin = options.origin.clone().unwrap_or(Origin::Tests { at_least: least });
     let (records, from) = input::gather(&topology, &origin)?;
-    let world = World::new(&cluster, text, Arc::clone(&topology), options.seed, options.external)?;
+    let world = World::new(&cluster, text, Arc::clone(&topology), "drill", options.seed, options.external)?;
     let drill = Drill { world: &world, plan: Plan::new(topology), options, interrupted, records: records.len() as u64 };
     let result = world.feed(&records).and_then(|()| drill.run(say));
     world.clean();

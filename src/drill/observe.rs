@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::verdict::{Promise, Seen};
-use super::world::{Run, SOURCE_HEADER, World};
 use crate::error::Failure;
 use crate::expr::Program;
 use crate::ids;
 use crate::quickstart::topics::Standing;
 use crate::record::Input;
+use crate::scratch::{Run, SOURCE_HEADER, World};
 use crate::topology::plan::{EdgeEnd, Plan, Stage, StageKind};
 use crate::topology::spec::{Mode, NodeId, NodeKind, PostgresSink, Topology};
 

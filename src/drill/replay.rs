@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::child::{Start, start};
 use super::observe::{Contents, End, EndKind, ends, observe};
 use super::report::{CaseReport, EndReport};
 use super::verdict::{self, Bound, Promise, Seen, Tally};
@@ -12,6 +11,7 @@ use super::{Baseline, Drill, compare};
 use crate::error::Failure;
 use crate::runtime::app;
 use crate::runtime::reset::{Reset, To};
+use crate::scratch::process::{Start, start};
 use crate::topology::plan::{Plan, Stage};
 use crate::topology::spec::Mode;
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::cases::Case;
-use super::child::Ended;
 use super::observe::{End, EndKind};
 use super::verdict::{Bound, Tally};
 use crate::crash::{Crash, VARIABLE};
+use crate::scratch::process::Ended;
 use crate::topology::spec::Guarantee;
 
 /// The whole drill.

@@ -12,17 +12,17 @@ use serde_json::value::RawValue;
 use toml::Value;
 
 use super::auto_commit;
-use super::child::{Ended, Start, start};
 use super::effects::{Effects, Fate, How, Traces};
-use super::input::{self, Origin, Record};
 use super::observe::{Contents, End, EndKind, ends, observe, programs};
 use super::verdict::Promise;
-use super::world::{Run, Variant, World};
 use crate::clock::Clock;
 use crate::cluster::{Cluster, Options as ClusterOptions};
 use crate::crash::{Crash, Point};
 use crate::error::Failure;
 use crate::record::Position;
+use crate::scratch::input::{self, Origin, Record};
+use crate::scratch::process::{Ended, Start, start};
+use crate::scratch::{Run, Sources, Variant, World};
 use crate::topology::plan::{Plan, Stage, StageKind};
 use crate::topology::spec::{Guarantee, Mode, NodeKind, Once, PostgresSink, Topology};
 
@@ -93,7 +93,7 @@ pub fn compare(
     for line in &cluster.description {
         say(&format!("using {line}"));
     }
-    let world = World::new(&cluster, text, Arc::clone(&topology), options.seed, options.external)?;
+    let world = World::new(&cluster, text, Arc::clone(&topology), "drill", options.seed, options.external)?;
     let names: Vec<String> = records.iter().map(name).collect();
     let comparison = Comparison {
         world: &world,
@@ -267,7 +267,7 @@ impl Comparison<'_> {
         let settings = guarantee.map(|guarantee| ("guarantee", Some(Value::from(guarantee.as_str()))));
         // A second send lies elsewhere, which is no other effect.
         let settings = settings.into_iter().chain([("audit", None)]).collect();
-        let run = self.world.run(&Variant { own_sources: true, settings, ..Variant::default() })?;
+        let run = self.world.run(&Variant { sources: Sources::Own, settings, ..Variant::default() })?;
         self.world.make_sources(&run.name, 1)?;
         self.world.make_tables(&run)?;
         Ok(run)

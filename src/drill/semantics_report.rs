@@ -5,9 +5,9 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::effects::Effects;
-use super::html::{escaped, page};
 use super::report::aligned;
 use super::semantics::{Chapter, Row, Semantics};
+use crate::scratch::page::{escaped, page};
 
 /// A chapter, its title for a record, and the names of its first columns.
 type Part = (Chapter, fn(&str) -> String, [&'static str; 4]);
@@ -118,7 +118,7 @@ impl Semantics {
             "<p>Green: each record had its effect once. Yellow: lost or doubled, as this way of doing it must. Red: not \
              what was expected.</p>\n",
         );
-        page(&self.file, &out)
+        page("semel drill", &self.file, &out)
     }
 }
 

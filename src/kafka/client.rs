@@ -69,6 +69,12 @@ struct Care {
     remind: Option<Duration>,
 }
 
+/// The version of librdkafka.
+pub fn version() -> String {
+    // SAFETY: no precondition; the text is static.
+    unsafe { CStr::from_ptr(rd::rd_kafka_version_str()) }.to_string_lossy().into_owned()
+}
+
 // SAFETY: librdkafka promises that a client handle and its queues may be used from several threads at once.
 unsafe impl Send for Client {}
 // SAFETY: as above.

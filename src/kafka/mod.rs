@@ -31,6 +31,7 @@ mod topics;
 mod mock_tests;
 
 pub use admin::Admin;
+pub use client::version as client_version;
 pub use code::Code;
 pub use config::Connection;
 pub use consumer::{Consumer, Polled};

@@ -2,6 +2,7 @@
 
 pub mod progress;
 pub mod status;
+pub mod usage;
 
 use std::io::IsTerminal;
 

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::usage;
+
 /// A number that only rises.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -58,10 +60,11 @@ pub struct StageStatus {
     pub commit_us: Counter,
     pub aborts: Counter,
     pub rebuilds: Counter,
-    /// When the first record was processed.
-    first: OnceLock<Instant>,
-    /// Microseconds from there to the last commit.
+    /// When the first record was processed, and what the process had used by then.
+    first: OnceLock<(Instant, Duration)>,
+    /// Microseconds from there to the last commit, and those that the process was at work on all cores.
     busy_us: AtomicU64,
+    busy_cpu_us: AtomicU64,
     /// Partitions now assigned.
     pub assigned: AtomicU64,
     pub rows: Counter,
@@ -92,21 +95,27 @@ impl StageStatus {
 
     /// A batch begins.
     pub fn begin(&self) {
-        self.first.get_or_init(Instant::now);
+        self.first.get_or_init(|| (Instant::now(), usage::cpu()));
     }
 
     /// A commit was acknowledged, so long after its batch was sealed.
     pub fn committed(&self, after: Duration) {
         self.commits.add(1);
         self.commit_us.add(after.as_micros() as u64);
-        if let Some(first) = self.first.get() {
+        if let Some((first, used)) = self.first.get() {
             self.busy_us.store(first.elapsed().as_micros() as u64, Ordering::Relaxed);
+            self.busy_cpu_us.store(usage::cpu().saturating_sub(*used).as_micros() as u64, Ordering::Relaxed);
         }
     }
 
     /// From the first record to the last commit.
     pub fn busy(&self) -> Duration {
         Duration::from_micros(self.busy_us.load(Ordering::Relaxed))
+    }
+
+    /// What the whole process used meanwhile, on all cores.
+    pub fn busy_cpu(&self) -> Duration {
+        Duration::from_micros(self.busy_cpu_us.load(Ordering::Relaxed))
     }
 
     /// Counts a record that `node` rejected.

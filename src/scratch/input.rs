@@ -1,4 +1,4 @@
-//! What a drill feeds: records of a file, the inputs of the topology's own tests multiplied, or a sample of the topic.
+//! What is fed to a scratch run: records of a file, the inputs of the topology's own tests multiplied, or a sample of the topic.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::operator::partition;
 use crate::record::{Position, TopicPartition};
 use crate::topology::spec::{NodeKind, TestInput, Topology};
 
-/// Partitions of every source topic of a drill: two can be asked back one by one, and show what order is worth.
+/// Partitions of the source topics: two can be asked back one by one, and show what order is worth.
 pub const PARTITIONS: i32 = 2;
 /// A broker that delivers nothing for this long is gone.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -42,7 +42,7 @@ pub enum Origin {
     Sample(usize),
 }
 
-/// The input of a drill, and where it came from in words.
+/// The input, and where it came from in words.
 pub fn gather(topology: &Topology, origin: &Origin) -> Result<(Vec<Record>, String), Failure> {
     let (records, from) = match origin {
         Origin::File(path) => {
@@ -61,7 +61,7 @@ pub fn gather(topology: &Topology, origin: &Origin) -> Result<(Vec<Record>, Stri
     };
     if records.is_empty() {
         return Err(Failure::refused(format!(
-            "there is nothing to drill {} with: give its records by --input FILE, as [[tests]] of the file, or by \
+            "there is nothing to feed {} with: give its records by --input FILE, as [[tests]] of the file, or by \
              --sample N from its topics",
             topology.file
         )));
@@ -141,22 +141,36 @@ fn multiplied(topology: &Topology, inputs: &[&TestInput], copies: usize) -> Vec<
     for copy in 0..copies {
         for input in inputs {
             let NodeKind::Source(source) = &topology.nodes[input.source.0].kind else { continue };
-            let topic = input.topic.clone().unwrap_or_else(|| source.topics[0].clone());
-            let key = input.key.as_ref().map(|key| other_key(key, copy));
-            let partition = match &key {
+            let record = Record {
+                topic: input.topic.clone().unwrap_or_else(|| source.topics[0].clone()),
+                partition: 0,
+                key: input.key.clone(),
+                value: input.value.clone(),
+                headers: input.headers.clone(),
+                timestamp: input.timestamp,
+            };
+            let mut record = again(&record, &names, copy);
+            record.partition = match &record.key {
                 Some(key) => partition(Some(key), 0, PARTITIONS),
                 None => (input.partition + copy as i32).rem_euclid(PARTITIONS),
             };
-            let value = input.value.as_ref().map(|value| other_value(value, &names, copy));
-            let (headers, timestamp) = (input.headers.clone(), input.timestamp);
-            records.push(Record { topic, partition, key, value, headers, timestamp });
+            records.push(record);
         }
     }
     records
 }
 
+/// A record once more: from the second copy on another event of another entity. `names` are the members that say which.
+pub fn again(record: &Record, names: &[String], copy: usize) -> Record {
+    Record {
+        key: record.key.as_ref().map(|key| other_key(key, copy)),
+        value: record.value.as_ref().map(|value| other_value(value, names, copy)),
+        ..record.clone()
+    }
+}
+
 /// Members that say which event and which entity a record is about.
-fn identifying(topology: &Topology) -> Vec<String> {
+pub fn identifying(topology: &Topology) -> Vec<String> {
     let mut names = Vec::new();
     for node in &topology.nodes {
         match &node.kind {
@@ -200,7 +214,7 @@ fn sample(topology: &Topology, most: usize) -> Result<Vec<Record>, Failure> {
     let failed = |e: crate::kafka::Error| Failure::unreachable(e.to_string());
     let connection = Connection {
         properties: topology.kafka.properties.clone(),
-        ..Connection::new(&topology.kafka.brokers, "semel-drill")
+        ..Connection::new(&topology.kafka.brokers, "semel-sample")
     };
     let admin = Admin::new(&connection, Duration::from_secs(10)).map_err(failed)?;
     admin.ping(Duration::from_secs(8)).map_err(failed)?;
@@ -213,7 +227,7 @@ fn sample(topology: &Topology, most: usize) -> Result<Vec<Record>, Failure> {
     let asked: Vec<_> = partitions.iter().map(|p| (p.clone(), At::Earliest)).collect();
     let starts = admin.offsets(&asked, Isolation::ReadCommitted).map_err(failed)?;
     let starts: Vec<_> = starts.into_iter().map(|(p, at)| (p, at.unwrap_or(Position(0)))).collect();
-    let options = ConsumerOptions { end_of_partition: true, ..ConsumerOptions::new("semel-drill-sample") };
+    let options = ConsumerOptions { end_of_partition: true, ..ConsumerOptions::new("semel-sample") };
     let mut consumer = Consumer::new(&connection, &options).map_err(failed)?;
     consumer.assign(&starts).map_err(failed)?;
     let (mut records, mut moved) = (Vec::new(), Instant::now());

@@ -1,31 +1,41 @@
-//! Where a drill takes place: source topics that all runs read, and for each run a file, topics, groups, a schema and a
-//! state folder of its own.
+//! Where drills and benchmarks take place: source topics that all runs read, and for each run a file, topics, groups, a
+//! schema and a state folder of its own, all taken away at the end.
 
-use std::collections::BTreeMap;
+mod database;
+pub mod input;
+pub mod page;
+pub mod process;
+mod rewrite;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
 use tempfile::TempDir;
-use tokio_postgres::{Client, SimpleQueryMessage};
 use toml::Value;
 
-use super::input::{PARTITIONS, Record};
-use super::rewrite::{Changes, FOR_EVER, rewrite};
 use crate::cluster::Cluster;
 use crate::error::Failure;
 use crate::kafka::Connection;
 use crate::quickstart::topics::{Sent, Topics};
-use crate::record::{Position, TopicPartition};
 use crate::sink::postgres::{
-    Address, CREATE_LETTERS, CREATE_OFFSETS, LETTERS, OFFSETS, Sample, create_ledger, create_table, samples, session,
+    CREATE_LETTERS, CREATE_OFFSETS, LETTERS, OFFSETS, Sample, create_ledger, create_table, samples,
 };
 use crate::topology::load;
 use crate::topology::plan::{Plan, StageKind};
 use crate::topology::spec::{NodeId, NodeKind, PostgresSink, Topology};
 
+use database::Database;
+use input::{PARTITIONS, Record};
+use rewrite::{Changes, FOR_EVER, rewrite};
+
 /// The header by which an output tells from which input it was made.
 pub const SOURCE_HEADER: &str = "drill-source";
+
+/// Records that decide on the columns of a table.
+const MOST_SAMPLES: usize = 10_000;
 
 /// Bytes of a dead letter, which is larger than the record that it is about.
 const LARGEST_LETTER: usize = 2 << 20;
@@ -39,18 +49,20 @@ pub struct World {
     text: String,
     database_url: String,
     external: bool,
-    /// `drill_<seed>_<something of this process>`: begins every name.
+    /// `<purpose>_<seed>_<something of this process>`: begins every name.
     prefix: String,
     dir: TempDir,
-    runs: std::cell::Cell<u32>,
+    runs: Cell<u32>,
+    /// Prefixes of source topics that were made.
+    sources: RefCell<BTreeSet<String>>,
     /// Records that the sinks' tables were made for.
-    samples: std::cell::RefCell<Vec<(NodeId, Vec<Sample>)>>,
+    samples: RefCell<Vec<(NodeId, Vec<Sample>)>>,
 }
 
 /// A run's topology.
 pub struct Run {
     pub name: String,
-    /// Its topics begin with this; another run's where only a Postgres stage is drilled.
+    /// Its topics begin with this; another run's where only a Postgres stage runs.
     pub outputs: String,
     pub file: PathBuf,
     pub dir: PathBuf,
@@ -62,39 +74,53 @@ pub struct Run {
 pub struct Variant {
     /// The run whose topics the Postgres stages read; default: its own.
     pub outputs: Option<String>,
-    /// Source topics of its own, instead of those that all runs read.
-    pub own_sources: bool,
+    pub sources: Sources,
     pub settings: Vec<(&'static str, Option<Value>)>,
 }
 
+/// Which source topics a run reads.
+#[derive(Clone, Debug, Default)]
+pub enum Sources {
+    /// Those that all runs read.
+    #[default]
+    Shared,
+    /// Its own.
+    Own,
+    /// Those of [`World::make_sources`] with this prefix.
+    Of(String),
+}
+
 impl World {
+    /// `purpose`: a word that all names begin with.
     pub fn new(
         cluster: &Cluster,
         text: &str,
         topology: Arc<Topology>,
+        purpose: &str,
         seed: u64,
         external: bool,
     ) -> Result<World, Failure> {
         let refused = |e: std::io::Error| Failure::refused(format!("no temporary directory to be had: {e}"));
-        let mut connection = Connection::new(&cluster.brokers, "semel-drill");
+        let mut connection = Connection::new(&cluster.brokers, format!("semel-{purpose}"));
         if external {
             connection.properties = topology.kafka.properties.clone();
         }
-        // The same seed may run twice at once, and what an interrupted drill left must not be met.
+        // The same seed may run twice at once, and what an interrupted one left must not be met.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let prefix = format!("drill_{seed}_{:x}", now.as_millis() as u64 ^ (u64::from(std::process::id()) << 24));
+        let prefix = format!("{purpose}_{seed}_{:x}", now.as_millis() as u64 ^ (u64::from(std::process::id()) << 24));
         let has_tables = topology.nodes.iter().any(|node| matches!(node.kind, NodeKind::PostgresSink(_)));
         Ok(World {
             brokers: cluster.brokers.clone(),
             topics: Topics::connect(connection)?,
-            database: Database::connect(has_tables.then_some(cluster.database_url.as_str()))?,
+            database: Database::connect(has_tables.then_some(cluster.database_url.as_str()), purpose)?,
             text: text.to_owned(),
             database_url: cluster.database_url.clone(),
             external,
             prefix,
             dir: tempfile::tempdir().map_err(refused)?,
-            runs: std::cell::Cell::new(0),
-            samples: std::cell::RefCell::default(),
+            runs: Cell::new(0),
+            sources: RefCell::default(),
+            samples: RefCell::default(),
             topology,
         })
     }
@@ -107,6 +133,7 @@ impl World {
 
     /// Makes the source topics under a prefix: a run's own, or all runs'.
     pub fn make_sources(&self, prefix: &str, partitions: i32) -> Result<(), Failure> {
+        self.sources.borrow_mut().insert(prefix.to_owned());
         for topic in self.source_topics() {
             self.make(&format!("{prefix}.{topic}"), partitions, None)?;
         }
@@ -138,7 +165,7 @@ impl World {
     }
 
     /// Topics that the job reads and does not write.
-    fn source_topics(&self) -> impl Iterator<Item = &String> {
+    pub fn source_topics(&self) -> impl Iterator<Item = &String> {
         let sources = self.topology.nodes.iter().filter_map(|node| match &node.kind {
             NodeKind::Source(source) => Some(&source.topics),
             _ => None,
@@ -166,7 +193,11 @@ impl World {
         let dir = self.dir.path().join(number.to_string());
         let outputs = variant.outputs.clone().unwrap_or_else(|| name.clone());
         let state_dir = dir.join("state").to_string_lossy().into_owned();
-        let sources = if variant.own_sources { name.clone() } else { self.prefix.clone() };
+        let sources = match &variant.sources {
+            Sources::Shared => self.prefix.clone(),
+            Sources::Own => name.clone(),
+            Sources::Of(prefix) => prefix.clone(),
+        };
         let changes = Changes {
             name: &name,
             sources: &sources,
@@ -185,7 +216,7 @@ impl World {
         let loaded = load(&text, &self.topology.file, &|variable| std::env::var(variable).ok());
         let topology = loaded.topology.ok_or_else(|| {
             let errors: Vec<_> = loaded.findings.iter().filter(|f| f.is_error()).map(|f| f.message.clone()).collect();
-            Failure::refused(format!("{} cannot be drilled: {}", self.topology.file, errors.join("; ")))
+            Failure::refused(format!("{} cannot run under other names: {}", self.topology.file, errors.join("; ")))
         })?;
         let sinks = topology.nodes.iter().filter_map(|node| match &node.kind {
             NodeKind::KafkaSink(sink) => sink.create.as_ref().map(|create| create.partitions),
@@ -241,33 +272,60 @@ impl World {
             run.plan.stages.iter().find(|s| matches!(s.kind, StageKind::Postgres { sink: id, .. } if id == sink));
         for topic in stage.map(|stage| run.plan.reads(stage)).unwrap_or_default() {
             self.topics.read(&topic, |input| {
-                found.extend(input.value.and_then(|value| serde_json::from_slice::<Sample>(value).ok()));
+                if found.len() < MOST_SAMPLES {
+                    found.extend(input.value.and_then(|value| serde_json::from_slice::<Sample>(value).ok()));
+                }
             })?;
         }
         Ok(found)
     }
 
-    /// Takes away what the drill made.
+    /// Begins every name; source topics of another prefix begin with it too.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Takes away what a run made, but for source topics of its own.
+    pub fn discard(&self, run: &Run) {
+        self.drop_tables(&run.name);
+        self.delete(self.topics_of(&run.name));
+    }
+
+    /// Takes away everything that was made.
     pub fn clean(&self) {
-        let mut names: Vec<String> = self.source_topics().map(|topic| format!("{}.{topic}", self.prefix)).collect();
+        let mut names: Vec<String> = Vec::new();
+        for prefix in self.sources.borrow().iter() {
+            names.extend(self.source_topics().map(|topic| format!("{prefix}.{topic}")));
+        }
         for number in 0..self.runs.get() {
             let run = format!("{}_{number}", self.prefix);
-            let _ = self.database.execute(&format!("DROP SCHEMA IF EXISTS {run} CASCADE"));
-            // Tables that stages with other positions share, where they are there.
-            for table in [OFFSETS, LETTERS] {
-                let _ = self.database.execute(&format!("DELETE FROM {table} WHERE stage LIKE '{run}.%'"));
-            }
-            names.extend(["dead-letters", "job"].map(|topic| format!("{run}.{topic}")));
-            names.extend(self.source_topics().map(|topic| format!("{run}.{topic}")));
-            for node in &self.topology.nodes {
-                if let NodeKind::KafkaSink(sink) = &node.kind {
-                    names.push(format!("{run}.{}", sink.topic));
-                }
-            }
+            self.drop_tables(&run);
+            names.extend(self.topics_of(&run));
         }
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        if let Err(error) = self.topics.admin.delete_topics(&names) {
-            tracing::warn!(%error, prefix = self.prefix, "topics of the drill are left behind");
+        self.delete(names);
+    }
+
+    /// The topics that a run writes.
+    fn topics_of(&self, run: &str) -> Vec<String> {
+        let sinks = self.topology.nodes.iter().filter_map(|node| match &node.kind {
+            NodeKind::KafkaSink(sink) => Some(sink.topic.as_str()),
+            _ => None,
+        });
+        sinks.chain(["dead-letters", "job"]).map(|topic| format!("{run}.{topic}")).collect()
+    }
+
+    fn drop_tables(&self, run: &str) {
+        let _ = self.database.execute(&format!("DROP SCHEMA IF EXISTS {run} CASCADE"));
+        // Tables that stages with other positions share, where they are there.
+        for table in [OFFSETS, LETTERS] {
+            let _ = self.database.execute(&format!("DELETE FROM {table} WHERE stage LIKE '{run}.%'"));
+        }
+    }
+
+    fn delete(&self, topics: Vec<String>) {
+        let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+        if let Err(error) = self.topics.admin.delete_topics(&topics) {
+            tracing::warn!(%error, prefix = self.prefix, "scratch topics are left behind");
         }
     }
 }
@@ -279,57 +337,5 @@ impl Run {
             NodeKind::PostgresSink(sink) => Some((NodeId(i), sink)),
             _ => None,
         })
-    }
-}
-
-/// A connection to the database, where the topology has tables.
-pub struct Database(Option<(tokio::runtime::Runtime, Client)>);
-
-impl Database {
-    /// Connects. Blocks, for 8 seconds at most.
-    fn connect(url: Option<&str>) -> Result<Database, Failure> {
-        let Some(url) = url else { return Ok(Database(None)) };
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .map_err(|e| Failure::refused(format!("cannot start a thread: {e}")))?;
-        let address = Address::parse(url, "semel-drill").map_err(Failure::refused)?;
-        let client = runtime.block_on(session(&address)).map_err(|e| Failure::unreachable(e.to_string()))?;
-        Ok(Database(Some((runtime, client))))
-    }
-
-    /// Runs a statement; blocks.
-    pub fn execute(&self, sql: &str) -> Result<(), Failure> {
-        self.query(sql).map(drop)
-    }
-
-    /// The first column of each row that a statement gives; blocks.
-    pub fn query(&self, sql: &str) -> Result<Vec<String>, Failure> {
-        let Some((runtime, client)) = &self.0 else { return Ok(Vec::new()) };
-        let messages = runtime.block_on(client.simple_query(sql)).map_err(|error| {
-            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            Failure::unreachable(format!("the database: {error}{cause} ({sql})"))
-        })?;
-        let first = |message| match message {
-            SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or_default().to_owned()),
-            _ => None,
-        };
-        Ok(messages.into_iter().filter_map(first).collect())
-    }
-
-    /// Where a stage with positions beside its rows stands in a partition.
-    pub fn position(&self, stage: &str, partition: &TopicPartition) -> Result<Option<Position>, Failure> {
-        // Names of a drill's stages and topics are its own and hold no quotes.
-        let TopicPartition { topic, partition } = partition;
-        let sql = format!(
-            "SELECT next_offset FROM {OFFSETS} WHERE stage = '{stage}' AND topic = '{topic}' AND partition = {partition}"
-        );
-        Ok(self.query(&sql)?.first().and_then(|offset| offset.parse().ok()).map(Position))
-    }
-
-    /// The rows of a table as JSON text.
-    pub fn rows(&self, table: &str) -> Result<Vec<String>, Failure> {
-        self.query(&format!("SELECT to_jsonb(t) FROM {table} t"))
     }
 }

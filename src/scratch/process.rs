@@ -1,4 +1,4 @@
-//! The processes of a drill: `semel run` of a run's file, armed or not.
+//! Processes that run a run's file: `semel run`, armed to crash or not.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::world::Run;
+use super::Run;
 use crate::crash::{self, Crash};
 use crate::error::{Exit, Failure};
 
@@ -65,6 +65,14 @@ impl Ended {
     }
 }
 
+/// An error once the user wants no more.
+pub fn go_on(interrupted: &AtomicBool) -> Result<(), Failure> {
+    match interrupted.load(Ordering::Relaxed) {
+        true => Err(Failure::new(Exit::Interrupted, "stopped before the end: nothing was found out")),
+        false => Ok(()),
+    }
+}
+
 /// Starts a process that runs `run`.
 pub fn start(run: &Run, how: Start<'_>) -> Result<Process, Failure> {
     let failed = |e: std::io::Error| Failure::refused(format!("cannot start `semel run`: {e}"));
@@ -91,7 +99,7 @@ pub fn start(run: &Run, how: Start<'_>) -> Result<Process, Failure> {
 }
 
 impl Process {
-    /// Waits for its end, for two minutes at most. `interrupted` ends the drill.
+    /// Waits for its end, for two minutes at most. `interrupted` ends all.
     pub fn wait(&mut self, interrupted: &AtomicBool) -> Result<Ended, Failure> {
         self.ended(PATIENCE, interrupted)?.ok_or_else(|| {
             let log = std::fs::read_to_string(&self.log).unwrap_or_default();
@@ -110,9 +118,7 @@ impl Process {
                 let report = serde_json::from_slice(&report).unwrap_or(Value::Null);
                 return Ok(Some(Ended { status, report, log }));
             }
-            if interrupted.load(Ordering::Relaxed) {
-                return Err(Failure::new(Exit::Interrupted, "stopped before the end: the drill says nothing"));
-            }
+            go_on(interrupted)?;
             if Instant::now() >= deadline {
                 return Ok(None);
             }

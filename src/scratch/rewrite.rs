@@ -98,7 +98,7 @@ impl Changes<'_> {
     }
 }
 
-/// The drill's broker is one, and has no topics of the user.
+/// The scratch broker is one, and has no topics of the user.
 fn make_by_itself(sink: &mut Table) {
     let create = sink.entry("create").or_insert_with(|| Table::new().into());
     let Value::Table(create) = create else { return };
@@ -113,7 +113,7 @@ fn make_by_itself(sink: &mut Table) {
     }
 }
 
-/// Topics of a drill keep their records: those of tests are as old as somebody wrote them.
+/// Scratch topics keep their records: those of tests are as old as somebody wrote them.
 pub const FOR_EVER: &[(&str, i64)] = &[("retention.ms", -1), ("retention.bytes", -1)];
 
 /// Text that is not interpolated.

@@ -31,6 +31,11 @@ pub fn run_tests(topology: &Topology) -> Vec<TestReport> {
     topology.tests.iter().map(|case| run_test(&plan, case)).collect()
 }
 
+/// Whether a record that comes alone goes through every stage, without a dead letter.
+pub fn passes(plan: &Plan, input: &TestInput) -> bool {
+    Job::new(plan).is_ok_and(|mut job| job.process(input).is_ok() && job.letters.is_empty())
+}
+
 fn run_test(plan: &Plan, case: &TestCase) -> TestReport {
     let mut report = TestReport {
         name: case.name.clone(),

@@ -42,7 +42,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use driver::run_tests;
+pub use driver::{passes, run_tests};
 
 use serde::Serialize;
 

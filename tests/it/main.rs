@@ -2,6 +2,7 @@
 //!
 //! They use the development cluster, which comes up by itself. `SEMEL_TEST=offline` leaves out what needs it.
 
+mod bench;
 mod check;
 mod cluster;
 mod drill;

@@ -16,7 +16,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("edge", &["crash", "kafka", "store", "sink", "dlq", "inspect"]),
-    ("run", &["audit", "runtime", "observe", "testing", "cluster", "quickstart", "drill"]),
+    ("run", &["audit", "runtime", "observe", "testing", "cluster", "quickstart", "scratch", "drill", "bench"]),
     ("shell", &["cli"]),
 ];
 

@@ -1,0 +1,84 @@
+//! What one run used and did.
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// One run over the whole input, as the job itself reports it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Sample {
+    pub records: u64,
+    /// From the first record to the last acknowledged commit.
+    pub seconds: f64,
+    /// On all cores, meanwhile.
+    pub cpu_seconds: f64,
+    pub peak_memory_bytes: u64,
+    /// Acknowledged commits: transactions, or positions where there are none.
+    pub commits: u64,
+    /// Milliseconds from the end of a batch to its acknowledged commit, on average.
+    pub commit_ms: f64,
+    pub rejected: u64,
+}
+
+impl Sample {
+    /// From what `semel run --json` prints of one stage.
+    pub fn of(report: &Value) -> Option<Sample> {
+        let stage = &report["stages"][0];
+        Some(Sample {
+            records: stage["in"].as_u64()?,
+            seconds: stage["busy_seconds"].as_f64().filter(|seconds| *seconds > 0.0)?,
+            cpu_seconds: stage["busy_cpu_seconds"].as_f64()?,
+            peak_memory_bytes: report["peak_memory_bytes"].as_u64()?,
+            commits: stage["transactions"].as_u64()?,
+            commit_ms: stage["commit_ms"].as_f64()?,
+            rejected: stage["rejected"].as_u64()?,
+        })
+    }
+
+    pub fn records_per_second(&self) -> f64 {
+        self.records as f64 / self.seconds
+    }
+
+    pub fn cpu_per_million(&self) -> f64 {
+        self.cpu_seconds * 1e6 / self.records as f64
+    }
+
+    pub fn commits_per_second(&self) -> f64 {
+        self.commits as f64 / self.seconds
+    }
+}
+
+/// The middle one, or the mean of the two in the middle; 0 of none.
+pub fn median(figures: impl IntoIterator<Item = f64>) -> f64 {
+    let mut figures: Vec<f64> = figures.into_iter().collect();
+    figures.sort_by(f64::total_cmp);
+    match figures.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => figures[count / 2],
+        count => (figures[count / 2 - 1] + figures[count / 2]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_the_middle() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median([]), 0.0);
+    }
+
+    #[test]
+    fn a_sample_is_what_a_run_prints() {
+        let report = serde_json::json!({
+            "peak_memory_bytes": 7,
+            "stages": [{ "in": 2_000_000, "busy_seconds": 4.0, "busy_cpu_seconds": 6.0, "transactions": 40,
+                         "commit_ms": 5.5, "rejected": 1 }],
+        });
+        let sample = Sample::of(&report).unwrap();
+        assert_eq!((sample.records_per_second(), sample.cpu_per_million()), (500_000.0, 3.0));
+        assert_eq!((sample.commits_per_second(), sample.peak_memory_bytes, sample.rejected), (10.0, 7, 1));
+        assert_eq!(Sample::of(&serde_json::json!({ "stages": [] })), None);
+    }
+}
