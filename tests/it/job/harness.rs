@@ -234,8 +234,8 @@ impl Job {
 
 impl Job {
     /// Locks the job's last row, and the others once somebody waits, who holds some of these: the job locks in the other
-    /// order.
-    pub fn lock_backwards(&self) {
+    /// order. Answers whether that was a deadlock.
+    pub fn lock_backwards(&self) -> bool {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let client = runtime.block_on(async {
             let (client, connection) =
@@ -247,9 +247,11 @@ impl Job {
         runtime.block_on(client.batch_execute(&format!("BEGIN; {}", lock("DESC LIMIT 1")))).unwrap();
         let waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
         support::eventually(PATIENCE, "somebody waits for the last row", || !self.sql(waits).is_empty());
-        // Either of the two may be the victim.
-        let _ = runtime.block_on(client.batch_execute(&lock("ASC")));
+        // Either of the two may be the victim. A waiter finds out after `deadlock_timeout`, a second.
+        let since = Instant::now();
+        let locked = runtime.block_on(client.batch_execute(&lock("ASC")));
         let _ = runtime.block_on(client.batch_execute("ROLLBACK"));
+        locked.is_err() || since.elapsed() > Duration::from_millis(900)
     }
 }
 
