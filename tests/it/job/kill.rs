@@ -103,39 +103,53 @@ fn rows(count: u64) -> BTreeMap<String, (u64, bool, String)> {
     rows
 }
 
-/// Lost, doubled and unexpected outputs of `count` orders. Says of the first doubled ones where both lie and where they
-/// come from: two origins mean that the input holds the order twice.
+/// Lost, doubled and unexpected outputs of `count` orders. An order that lies in the input twice, since a producer that
+/// lost its broker sent it again, has two outputs. Says of the first doubled ones where they lie and where they come from.
 pub fn outputs(job: &Job, count: u64) -> (u64, u64, u64) {
     let number = |input: &Input<'_>| {
         let value = std::str::from_utf8(input.value.expect("a value")).expect("UTF-8");
-        let number = value.strip_prefix(r#"{"event_id":"e-"#).and_then(|rest| rest.split('"').next()?.parse().ok());
-        number.filter(|i| *i < count && output(*i).is_some_and(|expected| expected == value))
+        let (_, rest) = value.split_once(r#""event_id":"e-"#)?;
+        rest.split('"').next()?.parse().ok().filter(|i| *i < count)
     };
-    let each = |see: &mut dyn FnMut(&Input<'_>)| each_committed(&job.brokers, &job.admin, &job.topic("out"), see);
+    let each = |suffix: &str, see: &mut dyn FnMut(&Input<'_>)| {
+        each_committed(&job.brokers, &job.admin, &job.topic(suffix), see);
+    };
     let mut times = vec![0_u8; count as usize];
     let mut unexpected = 0;
-    each(&mut |input| match number(input) {
+    each("out", &mut |input| match number(input).filter(|i| output(*i).as_deref().map(str::as_bytes) == input.value) {
         Some(i) => times[i as usize] = times[i as usize].saturating_add(1),
         None => unexpected += 1,
     });
-    let (mut lost, mut doubled, mut seen_again) = (0, 0, Vec::new());
+    let mut again: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut lost = 0;
     for (i, times) in (0..).zip(times) {
         let expected = u8::from(status(i) != "cancelled");
         lost += u64::from(expected.saturating_sub(times));
-        doubled += u64::from(times.saturating_sub(expected));
         if times > expected {
-            seen_again.push(i);
+            again.insert(i, u64::from(times - expected));
         }
     }
-    if doubled > 0 {
-        seen_again.truncate(20);
-        each(&mut |input| {
-            if let Some(i) = number(input).filter(|i| seen_again.contains(i)) {
+    if !again.is_empty() {
+        let mut sent: BTreeMap<u64, u64> = BTreeMap::new();
+        each("in", &mut |input| {
+            if let Some(i) = number(input).filter(|i| again.contains_key(i)) {
+                *sent.entry(i).or_default() += 1;
+            }
+        });
+        for (i, more) in &mut again {
+            *more = more.saturating_sub(sent.get(i).map_or(0, |times| times - 1));
+        }
+        println!("{} orders lie in the input more than once", sent.values().filter(|times| **times > 1).count());
+        again.retain(|_, more| *more > 0);
+        let shown: Vec<u64> = again.keys().copied().take(20).collect();
+        each("out", &mut |input| {
+            if let Some(i) = number(input).filter(|i| shown.contains(i)) {
                 let origin = input.headers.last("semel-origin").flatten().unwrap_or(b"an unnamed record");
                 println!("order {i}: {}/{} of {}", input.partition, input.offset, String::from_utf8_lossy(origin));
             }
         });
     }
+    let doubled = again.values().sum();
     (lost, doubled, unexpected)
 }
 
