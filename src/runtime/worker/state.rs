@@ -158,8 +158,15 @@ impl State {
             || self.chunk.bytes_len() >= self.options.channel_bytes
     }
 
+    /// Where a commit takes longer than the interval, the batch grows meanwhile: a queue of sealed batches would only be
+    /// delay, and more commits than the broker can do.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.is_full() || self.opened.is_some_and(|at| now.duration_since(at) >= self.options.commit_interval)
+        self.is_full() || (self.is_over(now) && self.progress.in_flight() == 0)
+    }
+
+    /// Whether the open batch has had its time.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        self.opened.is_some_and(|at| now.duration_since(at) >= self.options.commit_interval)
     }
 
     pub(super) fn has_room(&mut self) -> Result<bool, Failure> {
