@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::chunk::{Chunk, Target, TargetId};
-use crate::error::Failure;
+use crate::error::{Disposition, Failure};
 use crate::kafka::{At, Connection, Consumer, ConsumerOptions, Error, Isolation, Polled, Producer, ProducerOptions};
 use crate::operator::partition;
 use crate::quickstart::orders;
@@ -66,20 +66,21 @@ impl Probe<'_> {
     fn reader(&self) -> Result<Consumer, Failure> {
         let names: Vec<&str> = self.outputs.iter().map(String::as_str).collect();
         let deadline = Instant::now() + self.ready_within;
-        // The job makes its topics.
-        let partitions = loop {
-            let found = self.topics.partitions(&names)?;
-            if names.iter().all(|name| found.iter().any(|p| *p.topic == **name)) {
-                break found;
+        // The job makes its topics, and a topic that was made has no leader at first.
+        let starts = loop {
+            let partitions = self.topics.partitions(&names)?;
+            let all = names.iter().all(|name| partitions.iter().any(|p| *p.topic == **name));
+            let asked: Vec<_> = partitions.into_iter().map(|partition| (partition, At::Latest)).collect();
+            match self.topics.admin.offsets(&asked, Isolation::ReadUncommitted) {
+                Ok(ends) if all => break ends,
+                Err(error) if error.disposition() != Disposition::Retry => return Err(failed(error)),
+                _ if Instant::now() > deadline => {
+                    return Err(Failure::unreachable(format!("the job makes no topic {}", self.outputs.join(", "))));
+                }
+                _ => thread::sleep(Duration::from_millis(20)),
             }
-            if Instant::now() > deadline {
-                return Err(Failure::unreachable(format!("the job makes no topic {}", self.outputs.join(", "))));
-            }
-            thread::sleep(Duration::from_millis(20));
         };
-        let asked: Vec<_> = partitions.into_iter().map(|partition| (partition, At::Latest)).collect();
-        let ends = self.topics.admin.offsets(&asked, Isolation::ReadUncommitted).map_err(failed)?;
-        let starts: Vec<_> = ends.into_iter().map(|(p, end)| (p, end.unwrap_or(Position(0)))).collect();
+        let starts: Vec<_> = starts.into_iter().map(|(p, end)| (p, end.unwrap_or(Position(0)))).collect();
         let mut reader =
             Consumer::new(&self.topics.connection, &ConsumerOptions::new("semel-bench-probe")).map_err(failed)?;
         reader.assign(&starts).map_err(failed)?;

@@ -290,6 +290,7 @@ mod tests {
         let base = Setting { interval: Duration::from_millis(100), size: None, workers: 1 };
         let sample = |seconds| Sample {
             records: 1_000_000,
+            measured: 1_000_000,
             seconds,
             cpu_seconds: 3.0,
             peak_memory_bytes: 90_000_000,

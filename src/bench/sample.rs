@@ -3,11 +3,17 @@
 use serde::Serialize;
 use serde_json::Value;
 
+/// With fewer, a run is too short to leave its start out.
+const FEWEST_COMMITS: u64 = 4;
+
 /// One run over the whole input, as the job itself reports it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sample {
     pub records: u64,
-    /// From the first record to the last acknowledged commit.
+    /// Of these, records between the first acknowledged commit and the last: what figures are of. All of them, where the
+    /// commits are too few.
+    pub measured: u64,
+    /// From the one to the other.
     pub seconds: f64,
     /// On all cores, meanwhile.
     pub cpu_seconds: f64,
@@ -23,23 +29,31 @@ impl Sample {
     /// From what `semel run --json` prints of one stage.
     pub fn of(report: &Value) -> Option<Sample> {
         let stage = &report["stages"][0];
+        let (records, commits) = (stage["in"].as_u64()?, stage["transactions"].as_u64()?);
+        let steady = &stage["steady"];
+        let (measured, seconds, cpu_seconds) = if commits >= FEWEST_COMMITS {
+            (steady["records"].as_u64()?, steady["seconds"].as_f64()?, steady["cpu_seconds"].as_f64()?)
+        } else {
+            (records, stage["busy_seconds"].as_f64()?, stage["busy_cpu_seconds"].as_f64()?)
+        };
         Some(Sample {
-            records: stage["in"].as_u64()?,
-            seconds: stage["busy_seconds"].as_f64().filter(|seconds| *seconds > 0.0)?,
-            cpu_seconds: stage["busy_cpu_seconds"].as_f64()?,
+            records,
+            measured,
+            seconds: Some(seconds).filter(|seconds| *seconds > 0.0)?,
+            cpu_seconds,
             peak_memory_bytes: report["peak_memory_bytes"].as_u64()?,
-            commits: stage["transactions"].as_u64()?,
+            commits,
             commit_ms: stage["commit_ms"].as_f64()?,
             rejected: stage["rejected"].as_u64()?,
         })
     }
 
     pub fn records_per_second(&self) -> f64 {
-        self.records as f64 / self.seconds
+        self.measured as f64 / self.seconds
     }
 
     pub fn cpu_per_million(&self) -> f64 {
-        self.cpu_seconds * 1e6 / self.records as f64
+        self.cpu_seconds * 1e6 / self.measured as f64
     }
 
     pub fn commits_per_second(&self) -> f64 {
@@ -74,11 +88,18 @@ mod tests {
         let report = serde_json::json!({
             "peak_memory_bytes": 7,
             "stages": [{ "in": 2_000_000, "busy_seconds": 4.0, "busy_cpu_seconds": 6.0, "transactions": 40,
-                         "commit_ms": 5.5, "rejected": 1 }],
+                         "commit_ms": 5.5, "rejected": 1,
+                         "steady": { "records": 1_950_000, "seconds": 3.9, "cpu_seconds": 5.85 } }],
         });
         let sample = Sample::of(&report).unwrap();
-        assert_eq!((sample.records_per_second(), sample.cpu_per_million()), (500_000.0, 3.0));
-        assert_eq!((sample.commits_per_second(), sample.peak_memory_bytes, sample.rejected), (10.0, 7, 1));
+        assert_eq!(
+            (sample.records, sample.records_per_second(), sample.cpu_per_million()),
+            (2_000_000, 500_000.0, 3.0)
+        );
+        assert_eq!((sample.commits, sample.peak_memory_bytes, sample.rejected), (40, 7, 1));
+        let mut short = report.clone();
+        short["stages"][0]["transactions"] = 2.into();
+        assert_eq!(Sample::of(&short).unwrap().seconds, 4.0, "all of it");
         assert_eq!(Sample::of(&serde_json::json!({ "stages": [] })), None);
     }
 }

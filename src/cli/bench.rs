@@ -25,7 +25,7 @@ pub struct Args {
     /// The stage to measure: the topology's name for the Kafka stage, or a Postgres sink's. Default: the Kafka stage.
     #[arg(long, value_name = "STAGE")]
     only: Option<String>,
-    /// Records a run. Default: 1000000, with --quick 200000.
+    /// Records a run. Default: 1000000, with --quick 500000.
     #[arg(long, value_name = "N")]
     records: Option<usize>,
     /// How often each is measured. Default: 5, with --quick 3.
@@ -94,7 +94,7 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     let options = Options {
         origin: args.input.map(Origin::File).or(args.sample.map(Origin::Sample)),
         only: args.only,
-        records: args.records.unwrap_or(if quick { 200_000 } else { 1_000_000 }).max(1),
+        records: args.records.unwrap_or(if quick { 500_000 } else { 1_000_000 }).max(1),
         rounds: args.rounds.unwrap_or(if quick { 3 } else { 5 }).max(1),
         guarantees: or(args.guarantees, quick, &ALL[..2], &ALL),
         intervals,

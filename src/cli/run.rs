@@ -76,6 +76,7 @@ fn text(report: &Report) -> String {
 fn json(report: &Report) -> serde_json::Value {
     let stages = report.stages.iter().map(|stage| {
         let rejects = stage.rejects();
+        let (steady, steady_cpu, steady_records) = stage.steady();
         let rejects = rejects
             .iter()
             .map(|((node, reason), count)| serde_json::json!({ "node": node, "reason": reason, "count": count }));
@@ -91,6 +92,11 @@ fn json(report: &Report) -> serde_json::Value {
             "transactions": stage.commits.get(),
             "busy_seconds": stage.busy().as_secs_f64(),
             "busy_cpu_seconds": stage.busy_cpu().as_secs_f64(),
+            "steady": {
+                "records": steady_records,
+                "seconds": steady.as_secs_f64(),
+                "cpu_seconds": steady_cpu.as_secs_f64(),
+            },
             "commit_ms": stage.commit_us.get() as f64 / 1000.0 / stage.commits.get().max(1) as f64,
             "aborts": stage.aborts.get(),
             "rows": stage.rows.get(),

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use vrl::diagnostic::Span;
 use vrl::parser::ast::{
-    Assignment, AssignmentTarget, Block, Container, Expr, FunctionCall, IfStatement, Node, Predicate, Query,
-    QueryTarget, RootExpr, Unary,
+    Assignment, AssignmentTarget, Block, Container, Expr, FunctionCall, IfStatement, Literal, Node, Opcode, Predicate,
+    Query, QueryTarget, RootExpr, Unary,
 };
-use vrl::path::{OwnedTargetPath, OwnedValuePath};
+use vrl::path::{OwnedSegment, OwnedTargetPath, OwnedValuePath, PathPrefix};
 
 /// A name or path and its place in the expression's text.
 pub(super) type Placed<T> = (T, Range<usize>);
@@ -21,9 +21,19 @@ pub(super) struct Analysis {
     pub(super) discards: Vec<OwnedTargetPath>,
     /// The whole expression is one path.
     pub(super) path: Option<OwnedTargetPath>,
+    /// The whole expression compares a member with a text.
+    pub(super) comparison: Option<Comparison>,
     /// Where the last expression stands: what the program gives.
     pub(super) result: Range<usize>,
     pub(super) syntax_error: bool,
+}
+
+/// `.member == "text"`, or `!=`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Comparison {
+    pub(super) member: String,
+    pub(super) text: String,
+    pub(super) equal: bool,
 }
 
 /// `effect_only`: nobody uses the value of the program itself.
@@ -37,6 +47,7 @@ pub(super) fn analyze(program: vrl::parser::Program, effect_only: bool) -> Analy
             RootExpr::Expr(node) => {
                 if count == 1 {
                     analysis.path = external_query(&node).map(|(path, _)| path);
+                    analysis.comparison = comparison(&node);
                 }
                 if effect_only || i + 1 < count { analysis.statement(node) } else { analysis.expr(node) }
             }
@@ -53,6 +64,21 @@ fn external_query(node: &Node<Expr>) -> Option<Placed<OwnedTargetPath>> {
     let QueryTarget::External(prefix) = query.target.inner() else { return None };
     let path = OwnedTargetPath { prefix: *prefix, path: query.path.inner().clone() };
     Some((path, node.span().range()))
+}
+
+fn comparison(node: &Node<Expr>) -> Option<Comparison> {
+    let Expr::Op(op) = node.inner() else { return None };
+    let op = op.inner();
+    let equal = match op.1.inner() {
+        Opcode::Eq => true,
+        Opcode::Ne => false,
+        _ => return None,
+    };
+    let (path, _) = external_query(&op.0).filter(|(path, _)| path.prefix == PathPrefix::Event)?;
+    let [OwnedSegment::Field(member)] = &path.path.segments[..] else { return None };
+    let Expr::Literal(literal) = op.2.inner() else { return None };
+    let Literal::String(text) = literal.inner() else { return None };
+    Some(Comparison { member: member.to_string(), text: text.as_literal_string()?.to_owned(), equal })
 }
 
 impl Analysis {

@@ -54,6 +54,7 @@ pub fn compile(source: &str, role: Role) -> Result<(Program, Vec<Diagnostic>), V
         exact: role == Role::Value || role == Role::Expand || !analysis.writes.is_empty(),
         discards: analysis.discards,
         path: analysis.path,
+        comparison: analysis.comparison,
     };
     Ok((Program { inner: Arc::new(inner) }, warnings))
 }

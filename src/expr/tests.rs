@@ -187,6 +187,46 @@ fn conditions_may_fail_and_the_record_bears_it() {
     assert_eq!(test("exists(.a) && !exists(.b)", r#"{"a":null}"#), Ok(Some(true)));
 }
 
+/// The parentheses keep the expression from being read off the record's text.
+#[test]
+fn a_comparison_with_a_text_answers_as_the_expression_does() {
+    let values = [
+        r#"{"a":"x"}"#,
+        r#"{"a":"y"}"#,
+        r#"{"a":"\u0078"}"#,
+        r#"{"a":""}"#,
+        r#"{"a":"x","b":{"a":"y"}}"#,
+        r#"{"a": 5}"#,
+        r#"{"a":18446744073709551616}"#,
+        r#"{"a":null}"#,
+        r#"{"a":true}"#,
+        r#"{"a":["x"]}"#,
+        r#"{"a":{"x":"x"}}"#,
+        "{}",
+    ];
+    for (op, text) in [("==", "x"), ("!=", "x"), ("==", "y"), ("!=", "5"), ("==", "null")] {
+        let (fast, plain) = (format!(".a {op} \"{text}\""), format!("(.a) {op} \"{text}\""));
+        assert!(program(&fast, Role::Condition).inner.comparison.is_some());
+        assert!(program(&plain, Role::Condition).inner.comparison.is_none());
+        for value in values {
+            assert_eq!(test(&fast, value), test(&plain, value), "{fast} of {value}");
+        }
+        let input = input(None, &[]);
+        let metadata = Metadata::new(&input, None, None);
+        let mut written = body(Format::Json, Some(r#"{"a":"y"}"#));
+        let runtime = &mut Runtime::default();
+        program(".a = \"x\"", Role::Remap).transform(runtime, &mut written, &metadata).unwrap();
+        let mut removed = body(Format::Json, Some(r#"{"a":"x"}"#));
+        program("del(.a)", Role::Remap).transform(runtime, &mut removed, &metadata).unwrap();
+        let tombstone = body(Format::Json, None);
+        for body in [written, removed, tombstone] {
+            let answer =
+                |source: &str| program(source, Role::Condition).condition(&mut Runtime::default(), &body, &metadata);
+            assert_eq!(answer(&fast), answer(&plain), "{fast} of {:?}", encoded(&body));
+        }
+    }
+}
+
 #[test]
 fn metadata_is_there_to_read() {
     let headers: [(&[u8], Option<&[u8]>); 4] =

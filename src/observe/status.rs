@@ -65,6 +65,10 @@ pub struct StageStatus {
     /// Microseconds from there to the last commit, and those that the process was at work on all cores.
     busy_us: AtomicU64,
     busy_cpu_us: AtomicU64,
+    /// The first commit: when, what the process had used by then, and the records by then.
+    first_commit: OnceLock<(Instant, Duration, u64)>,
+    /// From there to the last commit: microseconds, those at work on all cores, records.
+    steady: [AtomicU64; 3],
     /// Partitions now assigned.
     pub assigned: AtomicU64,
     pub rows: Counter,
@@ -102,15 +106,27 @@ impl StageStatus {
     pub fn committed(&self, after: Duration) {
         self.commits.add(1);
         self.commit_us.add(after.as_micros() as u64);
+        let (cpu, records) = (usage::cpu(), self.records_in.get());
+        let micros = |time: Duration| time.as_micros() as u64;
         if let Some((first, used)) = self.first.get() {
-            self.busy_us.store(first.elapsed().as_micros() as u64, Ordering::Relaxed);
-            self.busy_cpu_us.store(usage::cpu().saturating_sub(*used).as_micros() as u64, Ordering::Relaxed);
+            self.busy_us.store(micros(first.elapsed()), Ordering::Relaxed);
+            self.busy_cpu_us.store(micros(cpu.saturating_sub(*used)), Ordering::Relaxed);
         }
+        let (first, used, before) = self.first_commit.get_or_init(|| (Instant::now(), cpu, records));
+        let steady = [micros(first.elapsed()), micros(cpu.saturating_sub(*used)), records - before];
+        self.steady.iter().zip(steady).for_each(|(to, figure)| to.store(figure, Ordering::Relaxed));
     }
 
     /// From the first record to the last commit.
     pub fn busy(&self) -> Duration {
         Duration::from_micros(self.busy_us.load(Ordering::Relaxed))
+    }
+
+    /// Between the first commit and the last, when connections and code are warm: how long, what the whole process used on
+    /// all cores, and the records.
+    pub fn steady(&self) -> (Duration, Duration, u64) {
+        let [time, cpu, records] = self.steady.each_ref().map(|figure| figure.load(Ordering::Relaxed));
+        (Duration::from_micros(time), Duration::from_micros(cpu), records)
     }
 
     /// What the whole process used meanwhile, on all cores.

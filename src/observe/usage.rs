@@ -28,8 +28,8 @@ mod tests {
     #[test]
     fn work_and_memory_are_counted() {
         let (before, peak) = (cpu(), peak_memory());
-        let block: Vec<u64> = (0..8_000_000).map(|i| i * i).collect();
-        assert!(std::hint::black_box(&block).iter().sum::<u64>() > 0);
+        let block: Vec<u64> = (0..8_000_000).map(|i| i ^ 7).collect();
+        assert!(std::hint::black_box(&block).contains(&7));
         assert!(cpu() > before);
         assert!(peak_memory() >= peak.max(block.len() as u64 * 8));
     }

@@ -17,6 +17,7 @@ mod source;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod time;
 
 pub use counts::{Counts, NodeCounts};
 pub use partition::{murmur2, partition};

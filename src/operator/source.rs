@@ -2,8 +2,6 @@
 
 use uuid::Uuid;
 
-use chrono::DateTime;
-
 use crate::expr::{Fault, Metadata, Program, Runtime, Value};
 use crate::ids::{self, EventId, Identity};
 use crate::record::Input;
@@ -11,6 +9,7 @@ use crate::topology::spec::{self, Format};
 
 use super::Record;
 use super::scalar::{Scalar, scalar};
+use super::time::rfc3339_ms;
 
 /// A source node.
 #[derive(Clone, Debug)]
@@ -126,10 +125,7 @@ impl Source {
 /// An RFC 3339 string, integer milliseconds since the epoch, or a timestamp of VRL.
 fn time_ms(time: Scalar<'_>) -> Result<i64, Fault> {
     let ms = match &time {
-        Scalar::Text(bytes) => std::str::from_utf8(bytes)
-            .ok()
-            .and_then(|text| DateTime::parse_from_rfc3339(text).ok())
-            .map(|time| time.timestamp_millis()),
+        Scalar::Text(bytes) => rfc3339_ms(bytes),
         Scalar::Integer(digits) => std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()),
         Scalar::Value(Value::Timestamp(time)) => Some(time.timestamp_millis()),
         Scalar::Null | Scalar::Value(_) => None,

@@ -40,6 +40,7 @@ pub use batch::Batch;
 pub use breaker::Breaker;
 pub use connect::{Connection, session};
 pub use create::{Sample, create_ledger, create_table, samples};
+pub use fold::Folded;
 pub use layout::{Column, Layout, Type};
 pub use ledger::LedgerTable;
 pub use offsets::{
