@@ -8,18 +8,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput, criterion_group};
 use nix::time::{ClockId, clock_gettime};
 use semel::chunk::{Chunk, Target, TargetId};
 use semel::clock::Clock;
-use semel::expr::{Role, compile};
+use semel::commit::Epoch;
+use semel::commit::protocol::{Effect, Event, Protocol, Work};
+use semel::expr::{Body, Metadata, Role, Runtime, compile};
 use semel::json::JsonBody;
+use semel::operator::row::Row;
 use semel::operator::{Environment, Outcome, Pipeline, partition};
 use semel::record::{Headers, Input, Offset};
+use semel::sink::postgres::{Batch, Column, Folded, Layout, Type};
 use semel::topology::plan::{Plan, Stage, StageKind};
 use semel::topology::spec::{
-    Format, Guarantee, Kafka, KafkaSink, Membership, Node, NodeId, NodeKind, OnError, Port, Source, Start, Tombstones,
-    Topology,
+    Format, Guarantee, Kafka, KafkaSink, Membership, Mode, Node, NodeId, NodeKind, OnError, Port, Source, Start,
+    Tombstones, Topology,
 };
 use uuid::Uuid;
 
@@ -176,6 +180,70 @@ fn decode(c: &mut Criterion<CpuTime>) {
     group.finish();
 }
 
+fn touch(c: &mut Criterion<CpuTime>) {
+    let raise = program(".qty = to_int!(.qty) + 1", Role::Remap);
+    let (input, mut runtime, mut body, mut out) = (order(), Runtime::default(), Body::default(), Vec::new());
+    c.bench_function("decode, touch a member, encode", |b| {
+        b.iter(|| {
+            body.decode(Format::Json, black_box(input.value)).expect("decodes");
+            raise.transform(&mut runtime, &mut body, &Metadata::new(&input, input.key, None)).expect("transforms");
+            out.clear();
+            body.encode(&mut out);
+        });
+    });
+}
+
+fn protocol(c: &mut Criterion<CpuTime>) {
+    let mut protocol = Protocol::new(10_000);
+    let epoch = Epoch::default();
+    assert_eq!(protocol.start(), Effect::Receive);
+    c.bench_function("protocol, a batch of one chunk", |b| {
+        b.iter(|| {
+            for work in [Work::Outputs { epoch }, Work::Seal { epoch }] {
+                let mut effect = protocol.on(Event::Received(work), 0);
+                while effect != Effect::Receive {
+                    effect = protocol.on(Event::Done, 0);
+                }
+            }
+        });
+    });
+}
+
+/// What a Postgres stage does before its statement: rows are converted, and one a key is left.
+fn fold(c: &mut Criterion<CpuTime>) {
+    let column = |name: &str, ty| Column { name: name.into(), ty, required: true, default: None, may_be_filled: false };
+    let layout = Layout {
+        node: "t".into(),
+        table: "t".into(),
+        quoted_table: "t".into(),
+        mode: Mode::Upsert,
+        columns: vec![
+            column("id", Type::Int8),
+            column("version", Type::Int8),
+            column("name", Type::Text { max: None }),
+        ],
+        key: vec![0],
+        version: Some(1),
+        deleted: None,
+    };
+    let rows: Vec<(String, i64, String)> =
+        (0..1000).map(|i| ((i % 250).to_string(), i * 7 % 1000, format!("\"name {i}\""))).collect();
+    let all: Vec<u32> = (0..1000).collect();
+    let mut batch = Batch::new(Arc::new(layout));
+    c.bench_function("fold, 1000 rows of 250 keys", |b| {
+        b.iter(|| {
+            batch.clear();
+            for (id, version, name) in &rows {
+                let cell = |name: &'static str, text: String| (name.into(), Some(text.into_bytes().into()));
+                let cells =
+                    vec![cell("id", id.clone()), cell("version", version.to_string()), cell("name", name.clone())];
+                batch.push(&Row { id: None, version: Some(*version), deleted: false, cells }).expect("a row");
+            }
+            assert_eq!(Folded::new(&batch, &all).winners().len(), 250);
+        });
+    });
+}
+
 fn orders(c: &mut Criterion<CpuTime>) {
     let mut group = c.benchmark_group("orders");
     group.throughput(Throughput::Elements(1));
@@ -209,6 +277,26 @@ fn partitioner(c: &mut Criterion<CpuTime>) {
 criterion_group! {
     name = benches;
     config = Criterion::default().with_measurement(CpuTime);
-    targets = decode, orders, partitioner
+    targets = decode, touch, orders, partitioner, protocol, fold
 }
-criterion_main!(benches);
+
+/// The whole work on so many orders, and nothing else: `benches/instructions.sh` counts what it takes.
+fn counted(orders: u64) {
+    let mut pipeline = pipeline(Some(".event_id"), Some(".created_at"));
+    let (mut chunk, input) = (Chunk::default(), order());
+    for _ in 0..orders {
+        if chunk.bytes_len() > 64 << 10 {
+            chunk.clear();
+        }
+        let outcome = pipeline.process(NodeId(0), black_box(&input), &mut chunk);
+        assert_eq!(outcome, Ok(Outcome::Processed { outputs: 1 }));
+    }
+}
+
+fn main() {
+    if let Ok(orders) = std::env::var("SEMEL_INSTRUCTIONS") {
+        return counted(orders.parse().expect("a number of orders"));
+    }
+    benches();
+    Criterion::default().configure_from_args().final_summary();
+}
