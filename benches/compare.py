@@ -124,7 +124,7 @@ def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--records", type=int, default=2_000_000)
     arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--latency-seconds", type=int, default=20)
+    arguments.add_argument("--latency-seconds", type=int, default=20, help="0 leaves latency out")
     arguments.add_argument("--raw", type=pathlib.Path)
     options = arguments.parse_args()
     run(["cargo", "build", "--release"], cwd=ROOT)
@@ -148,7 +148,7 @@ def main():
                 for guarantee in ("exactly-once", "at-least-once"):
                     for engine in engines:
                         note("throughput", engine, guarantee, 100, engine.measure(guarantee, 100))
-            for interval in (10, 100):
+            for interval in (10, 100) if options.latency_seconds else ():
                 for _ in range(min(options.rounds, 3)):
                     for engine in engines:
                         timed = latency(engine, interval, options.latency_seconds, peer)

@@ -38,6 +38,8 @@ const PARTITIONS: i32 = 4;
 const MOST_BYTES: usize = 400 << 20;
 /// At a fixed rate, records of the first moments are not counted: clients connect, code is cold.
 const WARM_UP: Duration = Duration::from_secs(2);
+/// A run takes no longer.
+const LONGEST: Duration = Duration::from_secs(1800);
 /// A process is in the group by then.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
@@ -258,8 +260,8 @@ impl Bench<'_> {
                 self.finish(start(&run, how)?)?;
                 fed.outputs = Some(run.name);
             }
-            fed.records = self.stage_input(&fed)?;
         }
+        fed.records = self.stage_input(&fed)?;
         Ok(fed)
     }
 
@@ -306,7 +308,10 @@ impl Bench<'_> {
 
     /// Waits for a process to come to its end, and answers what it printed.
     fn finish(&self, mut process: Process) -> Result<serde_json::Value, Failure> {
-        let ended = process.wait(self.interrupted)?;
+        let ended = process.ended(LONGEST, self.interrupted)?;
+        let ended = ended.ok_or_else(|| {
+            Failure::unreachable(format!("a run did not come to its end within {} minutes", LONGEST.as_secs() / 60))
+        })?;
         if ended.status.success() {
             return Ok(ended.report);
         }
@@ -329,6 +334,7 @@ impl Bench<'_> {
             warm_up: WARM_UP,
             time: self.options.latency_for,
             ready_within: READY_WITHIN,
+            tail: Duration::from_secs(1) + 2 * interval,
         };
         let names: Vec<&String> = self.world.source_topics().collect();
         let records = self.input.endless().map(|record| {

@@ -113,6 +113,11 @@ impl Report {
         lines.push(("input".to_owned(), self.input.clone()));
         let runs = format!("{} rounds, guarantees in turn; medians, lowest to highest in brackets", self.rounds);
         lines.push(("runs".to_owned(), runs));
+        let rejected = self.throughput.iter().flat_map(|t| &t.samples).map(|s| (s.rejected, s.records)).max();
+        if let Some((rejected, records)) = rejected.filter(|(rejected, _)| *rejected > 0) {
+            let rejected = format!("up to {} of {} records of a run", grouped(rejected), grouped(records));
+            lines.push(("rejected".to_owned(), rejected));
+        }
         lines
     }
 
@@ -291,6 +296,7 @@ mod tests {
         let sample = |seconds| Sample {
             records: 1_000_000,
             measured: 1_000_000,
+            measured_commits: 20,
             seconds,
             cpu_seconds: 3.0,
             peak_memory_bytes: 90_000_000,

@@ -4,15 +4,17 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// With fewer, a run is too short to leave its start out.
-const FEWEST_COMMITS: u64 = 4;
+const FEWEST_COMMITS: u64 = 6;
 
 /// One run over the whole input, as the job itself reports it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sample {
     pub records: u64,
-    /// Of these, records between the first acknowledged commit and the last: what figures are of. All of them, where the
-    /// commits are too few.
+    /// Of these, records between the first acknowledged commit and the last but one: what figures are of. All of them, where
+    /// the commits are too few.
     pub measured: u64,
+    /// Commits in that time.
+    pub measured_commits: u64,
     /// From the one to the other.
     pub seconds: f64,
     /// On all cores, meanwhile.
@@ -31,16 +33,19 @@ impl Sample {
         let stage = &report["stages"][0];
         let (records, commits) = (stage["in"].as_u64()?, stage["transactions"].as_u64()?);
         let steady = &stage["steady"];
-        let (measured, seconds, cpu_seconds) = if commits >= FEWEST_COMMITS {
-            (steady["records"].as_u64()?, steady["seconds"].as_f64()?, steady["cpu_seconds"].as_f64()?)
-        } else {
-            (records, stage["busy_seconds"].as_f64()?, stage["busy_cpu_seconds"].as_f64()?)
+        let (of, measured, measured_commits) = match commits >= FEWEST_COMMITS {
+            true => {
+                (["seconds", "cpu_seconds"].map(|name| steady[name].as_f64()), steady["records"].as_u64()?, commits - 2)
+            }
+            false => (["busy_seconds", "busy_cpu_seconds"].map(|name| stage[name].as_f64()), records, commits),
         };
+        let [seconds, cpu_seconds] = of;
         Some(Sample {
             records,
             measured,
-            seconds: Some(seconds).filter(|seconds| *seconds > 0.0)?,
-            cpu_seconds,
+            measured_commits,
+            seconds: seconds.filter(|seconds| *seconds > 0.0)?,
+            cpu_seconds: cpu_seconds?,
             peak_memory_bytes: report["peak_memory_bytes"].as_u64()?,
             commits,
             commit_ms: stage["commit_ms"].as_f64()?,
@@ -57,7 +62,7 @@ impl Sample {
     }
 
     pub fn commits_per_second(&self) -> f64 {
-        self.commits as f64 / self.seconds
+        self.measured_commits as f64 / self.seconds
     }
 }
 

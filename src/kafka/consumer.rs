@@ -312,7 +312,8 @@ impl Consumer {
         self.group.close();
         let deadline = Instant::now() + within;
         // A question that was handed out and not answered would keep the group from ending.
-        if self.tell(self.assignment()) == Answer::Unheard {
+        let was_asked = self.by_group.load(Ordering::Relaxed);
+        if was_asked && self.tell(self.assignment(), within) == Answer::Unheard {
             return;
         }
         // SAFETY: client and queue are alive; the error that is returned is ours.
@@ -338,7 +339,7 @@ impl Consumer {
     /// busy.
     fn discharge(&self) {
         // The last question may have been handed out already.
-        if self.tell(self.assignment()) == Answer::Unheard {
+        if self.tell(self.assignment(), CLOSE_ON_DROP) == Answer::Unheard {
             return;
         }
         let mut until = Instant::now() + QUIET;
@@ -357,15 +358,15 @@ impl Consumer {
         let (Polled::Assign(partitions) | Polled::Revoke { partitions, .. }) = self.poll(left) else {
             return Answer::Nothing;
         };
-        self.tell(partitions)
+        self.tell(partitions, deadline.saturating_duration_since(Instant::now()).max(QUIET))
     }
 
     /// Gives partitions up. Once the group has ended within the client, an answer that was on its way is not heard, and
     /// its call does not come back.
-    fn tell(&self, partitions: Vec<TopicPartition>) -> Answer {
+    fn tell(&self, partitions: Vec<TopicPartition>, within: Duration) -> Answer {
         let (client, cooperative) = (Arc::clone(&self.client), self.is_cooperative());
         let answer = move || drop(give_up(&client, cooperative, &partitions));
-        let answered = Caller::new("kafka-close").ok().and_then(|caller| caller.call(CLOSE_ON_DROP, answer));
+        let answered = Caller::new("kafka-close").ok().and_then(|caller| caller.call(within, answer));
         if answered.is_some() { Answer::Heard } else { Answer::Unheard }
     }
 }

@@ -105,7 +105,7 @@ impl ProducerOptions {
             .default("compression.type", "lz4")
             // Flushing overrides it: the tail of a batch does not wait. In a transaction nobody sees a record before the
             // commit, and one request with all of a batch is sooner through than two: a partition waits for its first.
-            .default("linger.ms", if self.transactional_id.is_some() { 50 } else { 5 })
+            .default("linger.ms", if self.transactional_id.is_some() { 20 } else { 5 })
             // CONCURRENT_TRANSACTIONS and moving coordinators are asked again after this; the default is 100.
             .default("retry.backoff.ms", 2)
             .default("retry.backoff.max.ms", 500)

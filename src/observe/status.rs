@@ -67,8 +67,9 @@ pub struct StageStatus {
     busy_cpu_us: AtomicU64,
     /// The first commit: when, what the process had used by then, and the records by then.
     first_commit: OnceLock<(Instant, Duration, u64)>,
-    /// From there to the last commit: microseconds, those at work on all cores, records.
-    steady: [AtomicU64; 3],
+    /// From there to the last commit but one: microseconds, those at work on all cores, records. The last one may have
+    /// waited for records that did not come.
+    steady: Mutex<[[u64; 3]; 2]>,
     /// Partitions now assigned.
     pub assigned: AtomicU64,
     pub rows: Counter,
@@ -113,8 +114,10 @@ impl StageStatus {
             self.busy_cpu_us.store(micros(cpu.saturating_sub(*used)), Ordering::Relaxed);
         }
         let (first, used, before) = self.first_commit.get_or_init(|| (Instant::now(), cpu, records));
-        let steady = [micros(first.elapsed()), micros(cpu.saturating_sub(*used)), records - before];
-        self.steady.iter().zip(steady).for_each(|(to, figure)| to.store(figure, Ordering::Relaxed));
+        // Another worker may have counted more by its commit, which was the first.
+        let now = [micros(first.elapsed()), micros(cpu.saturating_sub(*used)), records.saturating_sub(*before)];
+        let mut steady = self.steady.lock().expect("no panic while counting");
+        *steady = [steady[1], now];
     }
 
     /// From the first record to the last commit.
@@ -122,10 +125,10 @@ impl StageStatus {
         Duration::from_micros(self.busy_us.load(Ordering::Relaxed))
     }
 
-    /// Between the first commit and the last, when connections and code are warm: how long, what the whole process used on
-    /// all cores, and the records.
+    /// Between the first commit and the last but one, when connections and code are warm and there is work: how long, what
+    /// the whole process used on all cores, and the records.
     pub fn steady(&self) -> (Duration, Duration, u64) {
-        let [time, cpu, records] = self.steady.each_ref().map(|figure| figure.load(Ordering::Relaxed));
+        let [[time, cpu, records], _] = *self.steady.lock().expect("no panic while counting");
         (Duration::from_micros(time), Duration::from_micros(cpu), records)
     }
 

@@ -243,7 +243,7 @@ impl Worker {
         }
         let now = Instant::now();
         self.step_over_markers(now);
-        if self.state.is_over(now) && self.state.progress.in_flight() > 0 {
+        if self.state.is_over(now) && self.state.is_held_up() {
             // The batch ends with the commit of the one before.
             if let Ok(message) = self.state.link.messages.recv_timeout(Duration::from_millis(1)) {
                 return self.take(message);
