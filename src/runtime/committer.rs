@@ -59,19 +59,6 @@ impl CommitterOptions {
         Producer::new(&self.connection, &options, &self.targets)
     }
 
-    /// Makes and initialises the producers, one after the other: of two processes that do so at the same time, since each
-    /// has fenced the other, the later one has both ids in the end. At once, each could fence the other again.
-    fn producers_in_turn(&self, timeout: Duration) -> Result<Vec<Producer>, Error> {
-        let made = self.sides().iter().map(|side| {
-            let producer = self.producer(*side)?;
-            if self.guarantee == Guarantee::ExactlyOnce {
-                init(&producer, timeout)?;
-            }
-            Ok(producer)
-        });
-        made.collect()
-    }
-
     /// Makes and initialises the producers, all at once: an open transaction that a former process left costs each of
     /// them half a second. Blocks for `timeout` at most.
     fn producers(&self, timeout: Duration) -> Result<Vec<Producer>, Error> {
@@ -457,7 +444,7 @@ impl Committer {
         self.lose(unacknowledged as u64, &"the producer is made anew");
         // Dropping a producer whose transaction is open leaves it to the next init on its id.
         self.producers.clear();
-        match self.options.producers_in_turn(REBUILD_PAUSE_MAX) {
+        match self.options.producers(REBUILD_PAUSE_MAX) {
             Ok(producers) => {
                 self.producers = producers;
                 Event::Done
