@@ -2,13 +2,13 @@
 
 use std::fs;
 
+use crate::observe::usage::{kilobytes, line_of};
+
 /// Names and values, for a report: the machine and this program.
 pub fn facts() -> Vec<(&'static str, String)> {
     let cpu = line_of("/proc/cpuinfo", "model name").unwrap_or_else(|| "an unknown processor".to_owned());
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let memory = line_of("/proc/meminfo", "MemTotal");
-    let gigabytes =
-        memory.and_then(|text| text.trim_end_matches(" kB").parse::<f64>().ok()).unwrap_or(0.0) / 1_048_576.0;
+    let gigabytes = kilobytes("/proc/meminfo", "MemTotal").unwrap_or(0) as f64 / 1_048_576.0;
     let system = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let build = if cfg!(debug_assertions) { "debug build: its figures mean nothing" } else { "release build" };
     vec![
@@ -17,11 +17,4 @@ pub fn facts() -> Vec<(&'static str, String)> {
         ("system", format!("{} {}", std::env::consts::OS, system.trim())),
         ("semel", format!("{} ({build}), librdkafka {}", env!("CARGO_PKG_VERSION"), crate::kafka::client_version())),
     ]
-}
-
-/// The value of the first line of that name.
-fn line_of(path: &str, name: &str) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
 }

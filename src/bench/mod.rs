@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use toml::Value;
 
-use crate::cluster::{Cluster, Options as ClusterOptions};
 use crate::error::Failure;
 use crate::scratch::input::Origin;
 use crate::scratch::process::{Process, Start, start};
-use crate::scratch::{Run, Sources, Variant, World};
+use crate::scratch::{self, Run, Sources, Variant, World};
+use crate::topology::describe::stage_words;
 use crate::topology::duration_text;
 use crate::topology::plan::{Plan, Stage, StageKind};
 use crate::topology::spec::{Guarantee, Topology};
@@ -93,10 +93,7 @@ pub fn run(
     let plan = Plan::new(Arc::new(topology));
     let stage = stage(&plan, options.only.as_deref())?;
     let input = Input::gather(&plan, options.origin.as_ref())?;
-    let cluster = Cluster::obtain(&ClusterOptions { use_given: options.external, ..ClusterOptions::default() }, say)?;
-    for line in &cluster.description {
-        say(&format!("using {line}"));
-    }
+    let cluster = scratch::cluster(options.external, say)?;
     let world = World::new(&cluster, text, Arc::clone(&plan.topology), "bench", 0, options.external)?;
     let bench = Bench { world: &world, plan: &plan, stage, options, input: &input, interrupted };
     let result = bench.run(say);
@@ -105,10 +102,7 @@ pub fn run(
     Ok(Report {
         file: plan.topology.file.clone(),
         stage: stage.name.clone(),
-        kind: match stage.kind {
-            StageKind::Kafka { .. } => "Kafka to Kafka",
-            StageKind::Postgres { .. } => "Kafka to Postgres",
-        },
+        kind: stage_words(stage),
         input: input.from.clone(),
         rounds: options.rounds,
         base: bench.base(),
@@ -285,7 +279,9 @@ impl Bench<'_> {
             ("batch_records", None),
         ];
         let run = self.world.run(&Variant { outputs: fed.outputs.clone(), sources, settings })?;
-        self.world.make_tables(&run)?;
+        if let StageKind::Postgres { .. } = self.stage.kind {
+            self.world.make_tables(&run)?;
+        }
         Ok(run)
     }
 

@@ -105,12 +105,9 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
         external: args.external,
     };
     let report = bench::run(&text, topology, &options, &interrupted, &|text| eprintln!("{text}"))?;
-    let write = |path: &PathBuf, text: String| {
-        std::fs::write(path, text).map_err(|e| Failure::refused(format!("cannot write {}: {e}", path.display())))
-    };
     // A path that cannot be written must not cost the figures.
     output::write(&if args.json { format!("{}\n", report.json()) } else { report.text() });
-    args.csv.as_ref().map_or(Ok(()), |path| write(path, report.csv()))?;
-    args.html.as_ref().map_or(Ok(()), |path| write(path, report.html()?))?;
+    args.csv.map_or(Ok(()), |path| output::save(&path, &report.csv()))?;
+    args.html.map_or(Ok(()), |path| output::save(&path, &report.html()?))?;
     Ok(Exit::Done)
 }

@@ -62,8 +62,7 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
         (report.text(), report.json(), report.html(), report.is_right())
     };
     if let Some(path) = &args.html {
-        let written = std::fs::write(path, html);
-        written.map_err(|e| Failure::refused(format!("cannot write {}: {e}", path.display())))?;
+        output::save(path, &html)?;
     }
     output::write(&if args.json { format!("{json}\n") } else { text });
     Ok(if right { Exit::Done } else { Exit::Broken })

@@ -2,11 +2,19 @@
 
 use std::fmt;
 use std::io::Write;
+use std::path::Path;
+
+use crate::error::Failure;
 
 /// Writes a result. A reader that went away (`| head`) is no error, and no reason to panic as `print!` would.
 pub fn write(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Writes a report to a file.
+pub fn save(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|e| Failure::refused(format!("cannot write {}: {e}", path.display())))
 }
 
 /// What the user should know besides, on stderr.

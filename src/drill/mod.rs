@@ -22,12 +22,11 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use toml::Value;
 
-use crate::cluster::{Cluster, Options as ClusterOptions};
 use crate::crash::Point;
 use crate::error::Failure;
 use crate::quickstart::orders::Random;
 use crate::scratch::process::{Ended, Start, start};
-use crate::scratch::{Run, Variant, World, input};
+use crate::scratch::{self, Run, Variant, World, input};
 use crate::topology::plan::{Plan, Stage, StageKind};
 use crate::topology::spec::Topology;
 
@@ -80,10 +79,7 @@ pub fn run(
     say: &dyn Fn(&str),
 ) -> Result<Report, Failure> {
     let started = Instant::now();
-    let cluster = Cluster::obtain(&ClusterOptions { use_given: options.external, ..ClusterOptions::default() }, say)?;
-    for line in &cluster.description {
-        say(&format!("using {line}"));
-    }
+    let cluster = scratch::cluster(options.external, say)?;
     let topology = Arc::new(topology);
     let least = if options.quick { 60 } else { 240 };
     let origin = options.origin.clone().unwrap_or(Origin::Tests { at_least: least });

@@ -16,13 +16,12 @@ use super::effects::{Effects, Fate, How, Traces};
 use super::observe::{Contents, End, EndKind, ends, observe, programs};
 use super::verdict::Promise;
 use crate::clock::Clock;
-use crate::cluster::{Cluster, Options as ClusterOptions};
 use crate::crash::{Crash, Point};
 use crate::error::Failure;
 use crate::record::Position;
 use crate::scratch::input::{self, Origin, Record};
 use crate::scratch::process::{Ended, Start, start};
-use crate::scratch::{Run, Sources, Variant, World};
+use crate::scratch::{self, Run, Sources, Variant, World};
 use crate::topology::plan::{Plan, Stage, StageKind};
 use crate::topology::spec::{Guarantee, Mode, NodeKind, Once, PostgresSink, Topology};
 
@@ -89,10 +88,7 @@ pub fn compare(
     let started = Instant::now();
     let topology = Arc::new(topology);
     let records = records(&topology, options)?;
-    let cluster = Cluster::obtain(&ClusterOptions { use_given: options.external, ..ClusterOptions::default() }, say)?;
-    for line in &cluster.description {
-        say(&format!("using {line}"));
-    }
+    let cluster = scratch::cluster(options.external, say)?;
     let world = World::new(&cluster, text, Arc::clone(&topology), "drill", options.seed, options.external)?;
     let names: Vec<String> = records.iter().map(name).collect();
     let comparison = Comparison {

@@ -15,10 +15,19 @@ pub fn cpu() -> Duration {
 /// The most that was resident at a time, in bytes; 0 where the system does not tell. Of this program alone: what
 /// `getrusage` says holds its parent's as well.
 pub fn peak_memory() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kilobytes.unwrap_or(0) * 1024
+    kilobytes("/proc/self/status", "VmHWM").unwrap_or(0) * 1024
+}
+
+/// A size that the system tells in kB, from a file of `/proc`.
+pub fn kilobytes(path: &str, name: &str) -> Option<u64> {
+    line_of(path, name)?.trim_end_matches(" kB").parse().ok()
+}
+
+/// The value of the first line of that name, from a file of `/proc`.
+pub fn line_of(path: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 #[cfg(test)]

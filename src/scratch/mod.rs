@@ -16,7 +16,7 @@ use indicatif::ProgressBar;
 use tempfile::TempDir;
 use toml::Value;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Options as ClusterOptions};
 use crate::error::Failure;
 use crate::kafka::Connection;
 use crate::quickstart::topics::{Sent, Topics};
@@ -39,6 +39,16 @@ const MOST_SAMPLES: usize = 10_000;
 
 /// Bytes of a dead letter, which is larger than the record that it is about.
 const LARGEST_LETTER: usize = 2 << 20;
+
+/// The development cluster, or with `external` the servers that `KAFKA_BROKERS` and `DATABASE_URL` name. Blocks while it
+/// comes up.
+pub fn cluster(external: bool, say: &dyn Fn(&str)) -> Result<Cluster, Failure> {
+    let cluster = Cluster::obtain(&ClusterOptions { use_given: external, ..ClusterOptions::default() }, say)?;
+    for line in &cluster.description {
+        say(&format!("using {line}"));
+    }
+    Ok(cluster)
+}
 
 /// The user's topology, and what all runs share.
 pub struct World {

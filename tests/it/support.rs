@@ -109,6 +109,12 @@ pub fn eventually(deadline: Duration, what: &str, predicate: impl FnMut() -> boo
     assert!(within(deadline, predicate), "not within {deadline:?}: {what}");
 }
 
+/// Lets time pass in which something does its work.
+pub fn pass(time: Duration) {
+    let until = Instant::now() + time;
+    within(time, || Instant::now() >= until);
+}
+
 /// Blocks until `predicate` holds; false after `deadline`.
 pub fn within(deadline: Duration, mut predicate: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + deadline;

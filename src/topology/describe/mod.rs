@@ -69,7 +69,8 @@ fn transactional_ids(plan: &Plan, stage: &Stage) -> Option<String> {
     plan.transactional().then(|| format!("{}.{}.{instance}.<worker>.<0|1>", topology.name, stage.name))
 }
 
-fn stage_words(stage: &Stage) -> &'static str {
+/// From where to where a stage goes.
+pub fn stage_words(stage: &Stage) -> &'static str {
     match stage.kind {
         StageKind::Kafka { .. } => "Kafka to Kafka",
         StageKind::Postgres { .. } => "Kafka to Postgres",

@@ -210,8 +210,7 @@ fn a_partition_without_a_leader_holds_up_no_other_after_an_abort() {
     support::eventually(BOUND, "a batch fails", || {
         send(&rest);
         process.signal(Signal::SIGSTOP);
-        let until = Instant::now() + Duration::from_secs(6);
-        support::eventually(PATIENCE, "the transaction times out", || Instant::now() >= until);
+        support::pass(Duration::from_secs(6));
         process.signal(Signal::SIGCONT);
         aborts() > before
     });

@@ -170,7 +170,7 @@ impl World<'_> {
             Fault::ReadOnlyDatabase => {
                 self.job.sql("ALTER ROLE CURRENT_USER SET default_transaction_read_only = on");
                 self.job.sql(&others("pg_terminate_backend"));
-                pass(Duration::from_secs(5));
+                support::pass(Duration::from_secs(5));
                 self.job.sql("BEGIN READ WRITE; ALTER ROLE CURRENT_USER RESET default_transaction_read_only; COMMIT");
                 self.job.sql(&others("pg_terminate_backend"));
             }
@@ -191,7 +191,7 @@ impl World<'_> {
             }
             Fault::LockRows => {
                 let lock = self.job.lock_rows();
-                pass(Duration::from_secs(6));
+                support::pass(Duration::from_secs(6));
                 drop(lock);
             }
             Fault::Commit(cut) => {
@@ -214,7 +214,7 @@ impl World<'_> {
     fn stop_for(&self, slot: usize, long: Duration) {
         let sleeper = self.instances[slot].as_ref().expect("it runs");
         sleeper.signal(Signal::SIGSTOP);
-        pass(long);
+        support::pass(long);
         sleeper.signal(Signal::SIGCONT);
     }
 
@@ -227,12 +227,6 @@ impl World<'_> {
         };
         self.instances.iter().flatten().map(resident).collect()
     }
-}
-
-/// Lets time pass in which a fault does its work.
-fn pass(long: Duration) {
-    let until = Instant::now() + long;
-    support::eventually(long + PATIENCE, "the time has passed", || Instant::now() >= until);
 }
 
 /// A function of the server called on every session but this one.
@@ -298,7 +292,7 @@ fn a_job_that_meets_every_kind_of_fault_loses_and_doubles_nothing() {
         world.start(1);
         support::eventually(CATCH_UP, "the job works", || world.caught_up());
         for (round, fault) in schedule(seed, scale.faults).into_iter().enumerate() {
-            pass(scale.quiet);
+            support::pass(scale.quiet);
             let met = Instant::now();
             world.meet(fault, round);
             support::eventually(CATCH_UP, &format!("caught up after fault {round}, {fault:?}"), || world.caught_up());

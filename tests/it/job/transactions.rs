@@ -1,6 +1,6 @@
 //! Transactions that the broker ends by itself: one that was open too long, and transactional ids that it forgot.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use semel::cluster::Server;
@@ -37,7 +37,8 @@ fn a_transaction_that_times_out_and_an_id_that_expires_lose_and_double_nothing()
         moves("the job works");
         for _ in 0..5 {
             process.signal(Signal::SIGSTOP);
-            passes(Duration::from_millis(3_500), "longer than a transaction may be open");
+            // Longer than a transaction may be open.
+            support::pass(Duration::from_millis(3_500));
             process.signal(Signal::SIGCONT);
             moves("it goes on after it was asleep");
         }
@@ -51,7 +52,8 @@ fn a_transaction_that_times_out_and_an_id_that_expires_lose_and_double_nothing()
     let mut process = job.start(&file);
     let all = |count: u64| job.progress(&job.name, "in") >= count as i64;
     support::eventually(PATIENCE, "it has caught up", || all(count));
-    passes(Duration::from_secs(8), "longer than ids are kept");
+    // Longer than ids are kept.
+    support::pass(Duration::from_secs(8));
     job.produce_keyed("in", 4, (count..count + 500).map(order));
     let count = count + 500;
     support::eventually(PATIENCE, "records go through after the ids expired", || all(count));
@@ -60,9 +62,4 @@ fn a_transaction_that_times_out_and_an_id_that_expires_lose_and_double_nothing()
     process.stop();
     job.drain(&file);
     assert_eq!(kill::outputs(&job, count), (0, 0, 0), "lost, doubled and unexpected outputs of {count} orders");
-}
-
-fn passes(time: Duration, what: &str) {
-    let until = Instant::now() + time;
-    support::eventually(PATIENCE, what, || Instant::now() >= until);
 }
