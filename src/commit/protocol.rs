@@ -55,10 +55,8 @@ pub enum Effect {
     Commit(Side),
     Abort(Side),
     /// Replace both producers on the same transactional ids and initialise them, which resolves what they left.
-    /// `await_generation` waits first until the consumer is a member again, so that a member that was only asleep
-    /// does not fence the one that took its place.
     Rebuild {
-        await_generation: bool,
+        first: Await,
     },
     /// Tell the worker that the sealed batch is committed.
     Acknowledge,
@@ -72,6 +70,20 @@ pub enum Effect {
     /// All work is done.
     End,
 }
+
+/// What a rebuild waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Await {
+    Nothing,
+    /// The consumer is a member again: a member that was only asleep does not fence the one that took its place.
+    Generation,
+    /// It is so late (ms): whoever fenced us may still be taking our ids. Taken in turn with it, each of us would hold one
+    /// of the two, and both would be fenced a second time.
+    Until(u64),
+}
+
+/// How long a process that was fenced leaves its ids to whoever took them: longer than it takes to initialise both.
+const FENCED_PAUSE_MS: u64 = 2_000;
 
 /// How many transaction timeouts apart two fencings must be to count as two accidents instead of a twin.
 const TWIN_TIMEOUTS: u64 = 5;
@@ -109,7 +121,7 @@ enum State {
     /// `report` is empty where only the producers are in doubt, not a batch.
     Rebuilding {
         report: Option<(Epoch, Cause)>,
-        await_generation: bool,
+        first: Await,
     },
     Discarding,
     Reporting,
@@ -252,12 +264,12 @@ impl Protocol {
                 self.side = self.side.other();
                 Effect::Acknowledge
             }
-            State::Acknowledging if self.doubtful => self.rebuild(None, false),
+            State::Acknowledging if self.doubtful => self.rebuild(None, Await::Nothing),
             State::Aborting { epoch, cause } => {
                 self.aborts += 1;
                 if self.doubtful || self.aborts >= ABORTS_MAX {
                     self.aborts = 0;
-                    return self.rebuild(Some((epoch, cause)), false);
+                    return self.rebuild(Some((epoch, cause)), Await::Nothing);
                 }
                 self.report(epoch, cause)
             }
@@ -285,7 +297,7 @@ impl Protocol {
             }
             (State::Rebuilding { .. }, Disposition::Fenced) => self.fenced(now_ms),
             // The driver pauses between tries.
-            (State::Rebuilding { await_generation, .. }, _) => Effect::Rebuild { await_generation },
+            (State::Rebuilding { first, .. }, _) => Effect::Rebuild { first },
 
             (State::Committing { .. }, Disposition::Retry) => {
                 self.doubtful = true;
@@ -348,7 +360,7 @@ impl Protocol {
             _ => Cause::Aborted,
         };
         self.dead = self.dead.max(epoch);
-        self.rebuild(epoch.map(|epoch| (epoch, cause)), false)
+        self.rebuild(epoch.map(|epoch| (epoch, cause)), Await::Nothing)
     }
 
     /// Fenced: by the broker's own timeout of a transaction that was open too long (the client lacks KIP-588), by an
@@ -362,7 +374,7 @@ impl Protocol {
         };
         self.dead = self.dead.max(report.map(|(epoch, _)| epoch));
         if ours {
-            return self.rebuild(report, true);
+            return self.rebuild(report, Await::Generation);
         }
         let recent = TWIN_TIMEOUTS * self.transaction_timeout_ms;
         if self.fenced_ms.is_some_and(|at| now_ms.saturating_sub(at) < recent) {
@@ -370,12 +382,12 @@ impl Protocol {
             return Effect::Stop(Exit::Twin);
         }
         self.fenced_ms = Some(now_ms);
-        self.rebuild(report, false)
+        self.rebuild(report, Await::Until(now_ms + FENCED_PAUSE_MS))
     }
 
-    fn rebuild(&mut self, report: Option<(Epoch, Cause)>, await_generation: bool) -> Effect {
-        self.state = State::Rebuilding { report, await_generation };
-        Effect::Rebuild { await_generation }
+    fn rebuild(&mut self, report: Option<(Epoch, Cause)>, first: Await) -> Effect {
+        self.state = State::Rebuilding { report, first };
+        Effect::Rebuild { first }
     }
 
     fn report(&mut self, epoch: Epoch, cause: Cause) -> Effect {

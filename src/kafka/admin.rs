@@ -271,7 +271,7 @@ impl Admin {
     pub fn committed(&self, group: &str, partitions: &[TopicPartition], stable: bool) -> Result<Vec<Committed>, Error> {
         let client = self.asker(group, stable)?;
         client.serve();
-        offsets::committed(&client, partitions, self.timeout)
+        offsets::committed(&client, partitions, stable, self.timeout)
     }
 
     /// [`committed`](Self::committed), and what was committed beside each position.
@@ -283,7 +283,7 @@ impl Admin {
     ) -> Result<Vec<CommittedWith>, Error> {
         let client = self.asker(group, stable)?;
         client.serve();
-        offsets::commits(&client, partitions, self.timeout)
+        offsets::commits(&client, partitions, stable, self.timeout)
     }
 
     /// The ids and partition counts of topics that exist, by name.
@@ -304,15 +304,18 @@ impl Admin {
         Ok(client)
     }
 
-    /// What each member of a classic group reads. For a running job: [`group`](Self::group) may end the process where the
-    /// coordinator goes away.
-    pub fn assignments(&self, group: &str) -> Result<Group, Error> {
+    /// What each member of a group reads; `None` where the broker assigns (KIP-848). For a running job:
+    /// [`group`](Self::group) may end the process there if the coordinator goes away.
+    pub fn assignments(&self, group: &str) -> Result<Option<Group>, Error> {
         groups::assignments(&self.client, group, self.timeout)
     }
 
     /// A consumer group with its members; one that does not exist has none.
     pub fn group(&self, group: &str) -> Result<Group, Error> {
-        groups::describe(&self.client, group, self.timeout)
+        match self.assignments(group)? {
+            Some(found) => Ok(found),
+            None => groups::describe(&self.client, group, self.timeout),
+        }
     }
 
     fn request(

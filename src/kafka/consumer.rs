@@ -262,7 +262,7 @@ impl Consumer {
         partitions: &[TopicPartition],
         timeout: Duration,
     ) -> Result<Vec<offsets::CommittedWith>, Error> {
-        offsets::commits(&self.client, partitions, timeout)
+        offsets::commits(&self.client, partitions, true, timeout)
     }
 
     /// The group's positions; `None` where it has none. With `read_committed`, a position that an open transaction
@@ -272,7 +272,7 @@ impl Consumer {
         partitions: &[TopicPartition],
         timeout: Duration,
     ) -> Result<Vec<offsets::Committed>, Error> {
-        offsets::committed(&self.client, partitions, timeout)
+        offsets::committed(&self.client, partitions, true, timeout)
     }
 
     /// Where delivery stands: the last polled record + 1, or further over transaction markers. `None` before the first

@@ -38,31 +38,34 @@ pub struct Group {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     pub id: String,
-    /// `group.instance.id`, of a static member.
-    pub instance: Option<String>,
     pub client_id: String,
     pub host: String,
     pub partitions: Vec<TopicPartition>,
 }
 
-/// What each member of a classic group reads, asked in a way that a running job may use: where the coordinator goes away
-/// under [`describe`], librdkafka aborts the process (#4605). Instance ids are not told, nor is a group in which the
-/// broker assigns. Blocks for `timeout`.
-pub(super) fn assignments(client: &Client, group: &str, timeout: Duration) -> Result<Group, Error> {
+/// What each member of a group reads, and `None` of a group in which the broker assigns (KIP-848), of which this request
+/// tells nothing. A running job may ask: where the coordinator goes away under [`describe`], librdkafka aborts the
+/// process (#4605). Blocks for `timeout`, also where one broker of several is away.
+pub(super) fn assignments(client: &Client, group: &str, timeout: Duration) -> Result<Option<Group>, Error> {
     let operation = Operation::Admin("looking at a group");
     let name = c_string(operation, group)?;
     let mut groups = ptr::null();
     // SAFETY: client and name are alive; groups that are set are ours and freed below.
     let code = Code(unsafe { rd_kafka_list_groups(client.ptr(), name.as_ptr(), &mut groups, millis(timeout)) });
-    if code.is_error() {
+    // Of several brokers one did not answer, but the one that has the group did.
+    if code.is_error() && code != Code::PARTIAL {
         return Err(Error::of_code(operation, code));
     }
-    let mut found = Group::default();
+    let mut found = Some(Group::default());
     // SAFETY: the list holds that many groups, a group that many members, and each what its sizes say; all is copied.
     unsafe {
         for index in 0..(*groups).group_cnt.max(0) as usize {
             let group = (*groups).groups.add(index);
-            found.stable = text((*group).state).as_deref() == Some("Stable");
+            let state = text((*group).state);
+            // As a group of the older protocol it does not exist, and yet the broker lists it.
+            found = found.filter(|_| state.as_deref() != Some("Dead"));
+            let Some(found) = &mut found else { break };
+            found.stable = state.as_deref() == Some("Stable");
             for index in 0..(*group).member_cnt.max(0) as usize {
                 let member = &*(*group).members.add(index);
                 let bytes = match member.member_assignment.is_null() {
@@ -74,7 +77,6 @@ pub(super) fn assignments(client: &Client, group: &str, timeout: Duration) -> Re
                 };
                 found.members.push(Member {
                     id: text(member.member_id).unwrap_or_default(),
-                    instance: None,
                     client_id: text(member.client_id).unwrap_or_default(),
                     host: text(member.client_host).unwrap_or_default(),
                     partitions: partitions(bytes).unwrap_or_default(),
@@ -160,7 +162,6 @@ unsafe fn read(operation: Operation, group: *const rd::rd_kafka_ConsumerGroupDes
             };
             Member {
                 id: text(rd::rd_kafka_MemberDescription_consumer_id(member)).unwrap_or_default(),
-                instance: text(rd::rd_kafka_MemberDescription_group_instance_id(member)),
                 client_id: text(rd::rd_kafka_MemberDescription_client_id(member)).unwrap_or_default(),
                 host: text(rd::rd_kafka_MemberDescription_host(member)).unwrap_or_default(),
                 partitions: partitions.into_iter().map(|entry| entry.partition).collect(),

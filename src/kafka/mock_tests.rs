@@ -101,6 +101,17 @@ fn each<T: Send>(cases: impl IntoIterator<Item = T>, check: impl Fn(T) + Sync) {
     });
 }
 
+/// As of a topic that was made a moment ago.
+#[test]
+fn a_leader_that_does_not_know_yet_that_it_leads_is_asked_again_for_positions() {
+    let mock = Mock::new();
+    let admin = Admin::new(&Connection::new(mock.cluster.bootstrap_servers(), "mock"), SECONDS).unwrap();
+    mock.cluster.request_errors(Api::ListOffsets, &[Resp::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION; 5]);
+    let partition = TopicPartition::new("in", 0);
+    let found = admin.offsets(&[(partition.clone(), At::Latest)], Isolation::ReadCommitted);
+    assert_eq!(found.unwrap(), [(partition, Some(Position(0)))]);
+}
+
 #[test]
 fn passing_troubles_are_retried_inside_the_client() {
     use Resp::*;

@@ -55,17 +55,19 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Positions of the client's group. A client that reads `read_committed` waits up to `timeout` for those that an open
-/// transaction holds; they then answer with an error that asks to come back, and the others with what they are.
+/// Positions of the client's group. With `stable`, which is for a client that reads `read_committed`, those that an open
+/// transaction holds are waited for up to `timeout`; they then answer with an error that asks to come back, and the
+/// others with what they are. Else nothing holds them, and no answer in time is an error of them all.
 ///
 /// Asked for as a consumer, never by ListConsumerGroupOffsets: librdkafka aborts the process where the coordinator goes
 /// away under such an administrative request (librdkafka #3663, #4605).
 pub(super) fn committed(
     client: &Client,
     partitions: &[TopicPartition],
+    stable: bool,
     timeout: Duration,
 ) -> Result<Vec<Committed>, Error> {
-    let commits = commits(client, partitions, timeout)?;
+    let commits = commits(client, partitions, stable, timeout)?;
     Ok(commits.into_iter().map(|(partition, at)| (partition, at.map(|at| at.map(|(position, _)| position)))).collect())
 }
 
@@ -73,6 +75,7 @@ pub(super) fn committed(
 pub(super) fn commits(
     client: &Client,
     partitions: &[TopicPartition],
+    stable: bool,
     timeout: Duration,
 ) -> Result<Vec<CommittedWith>, Error> {
     if partitions.is_empty() {
@@ -87,7 +90,9 @@ pub(super) fn commits(
                 // A coordinator that moved or is loading is answered at once.
                 thread::sleep(AGAIN);
             }
-            Err(error) if error.is_timeout() => return Ok(one_by_one(client, partitions, timeout, &error)),
+            Err(error) if error.is_timeout() && stable => {
+                return Ok(one_by_one(client, partitions, timeout, &error));
+            }
             answer => return answer,
         }
     }
@@ -171,6 +176,8 @@ pub(super) fn each_in_log(
     })
 }
 
+/// Asks again where a partition met what passes by itself (a topic that was just made, a leader on the move), until
+/// `timeout`.
 fn in_log_fresh(
     client: &Client,
     asked: &[(TopicPartition, At)],
@@ -178,23 +185,27 @@ fn in_log_fresh(
     timeout: Duration,
 ) -> Result<Vec<Committed>, Error> {
     let deadline = Instant::now() + timeout;
-    let found = in_log_once(client, asked, isolation, timeout);
-    let is_stale = |error: &Error| error.code().is_stale_leader();
-    let stale = match &found {
-        Err(error) => is_stale(error),
-        Ok(found) => found.iter().any(|(_, position)| position.as_ref().is_err_and(is_stale)),
-    };
-    if !stale {
-        return found;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let found = in_log_once(client, asked, isolation, left);
+        let met: Vec<Code> = match &found {
+            Err(error) => vec![error.code()],
+            Ok(found) => found.iter().filter_map(|(_, at)| Some(at.as_ref().err()?.code())).collect(),
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left <= AGAIN || !met.iter().any(|code| code.is_transient()) {
+            return found;
+        }
+        // The client asked with a leader or an epoch that it once heard of and would ask with for ever.
+        if met.iter().any(|code| code.is_stale_leader()) {
+            let topics: BTreeSet<&str> = asked.iter().map(|(partition, _)| &*partition.topic).collect();
+            for topic in topics {
+                let name = c_string(Operation::Admin("looking up positions in the log"), topic)?;
+                let _ = client.refresh(&name, left);
+            }
+        }
+        thread::sleep(AGAIN);
     }
-    // The client asked with a leader epoch that it once heard of and would ask with for ever (a broker was restarted
-    // meanwhile).
-    let topics: BTreeSet<&str> = asked.iter().map(|(partition, _)| &*partition.topic).collect();
-    for topic in topics {
-        let name = c_string(Operation::Admin("looking up positions in the log"), topic)?;
-        client.refresh(&name, deadline.saturating_duration_since(Instant::now()))?;
-    }
-    in_log_once(client, asked, isolation, deadline.saturating_duration_since(Instant::now()))
 }
 
 fn in_log_once(

@@ -103,8 +103,9 @@ impl ProducerOptions {
         let queue_bytes = self.queue_bytes.max(largest as u64 + 1024);
         settings
             .default("compression.type", "lz4")
-            // Flushing overrides it: the tail of a batch does not wait.
-            .default("linger.ms", 5)
+            // Flushing overrides it: the tail of a batch does not wait. In a transaction nobody sees a record before the
+            // commit, and one request with all of a batch is sooner through than two: a partition waits for its first.
+            .default("linger.ms", if self.transactional_id.is_some() { 20 } else { 5 })
             // CONCURRENT_TRANSACTIONS and moving coordinators are asked again after this; the default is 100.
             .default("retry.backoff.ms", 2)
             .default("retry.backoff.max.ms", 500)

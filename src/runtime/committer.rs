@@ -8,7 +8,7 @@ use crossbeam_channel::RecvTimeoutError;
 use crate::chunk::{Chunk, Target};
 use crate::commit::metadata::TopicIds;
 use crate::commit::progress::Sealed;
-use crate::commit::protocol::{Effect, Event, Protocol, Work};
+use crate::commit::protocol::{Await, Effect, Event, Protocol, Work};
 use crate::commit::{Epoch, Side};
 use crate::crash::{self, Point};
 use crate::error::{Disposition, Exit, Failure};
@@ -190,7 +190,7 @@ impl Committer {
                 self.status.aborts.add(1);
                 self.answer(|c| if c.transactional() { c.producer(side).abort(SLICE) } else { c.forget(side) })
             }
-            Effect::Rebuild { await_generation } => self.rebuild(await_generation),
+            Effect::Rebuild { first } => self.rebuild(first),
             Effect::Acknowledge => {
                 let (sealed, at) = self.sealed.take().expect("a commit has a sealed batch");
                 self.status.committed(at.elapsed());
@@ -429,17 +429,22 @@ impl Committer {
         event
     }
 
-    fn rebuild(&mut self, await_generation: bool) -> Event {
+    fn rebuild(&mut self, first: Await) -> Event {
         self.recycle();
         if self.link.is_closed() {
             // What is open is left to the next start, which initialises the same ids, or to the broker's timeout.
             return Event::Received(Work::Close);
         }
-        self.status.rebuilds.add(1);
-        if await_generation && !self.group.metadata().is_some_and(|m| m.is_member()) {
+        let ready = match first {
+            Await::Nothing => true,
+            Await::Generation => self.group.metadata().is_some_and(|m| m.is_member()),
+            Await::Until(ms) => self.started.elapsed() >= Duration::from_millis(ms),
+        };
+        if !ready {
             std::thread::sleep(Duration::from_millis(100));
             return Event::Failed(Disposition::Retry);
         }
+        self.status.rebuilds.add(1);
         let unacknowledged = self.producers.iter().map(Producer::in_flight).sum::<usize>();
         self.lose(unacknowledged as u64, &"the producer is made anew");
         // Dropping a producer whose transaction is open leaves it to the next init on its id.

@@ -2,6 +2,7 @@
 //! that somebody else is in.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -12,6 +13,9 @@ use crate::record::{Position, TopicPartition};
 use crate::runtime::job_topic::{JobTopic, Memory, Note};
 use crate::runtime::preflight::{StageTopics, asked};
 use crate::topology::plan::{Plan, Stage};
+
+/// How long brokers may take to say who is in a group.
+const LOOK: Duration = Duration::from_secs(3);
 
 /// The name belongs to another topic than it did.
 pub fn recreated(topic: &str, known: Uuid, now: Uuid, group: &str, file: &str) -> String {
@@ -77,17 +81,10 @@ pub fn check(
     let mut problems = BTreeSet::new();
     let mut notes = Vec::new();
     for (stage, topics) in stages.iter().zip(topics) {
-        match admin.group(&stage.group) {
+        // Who may not look is not kept from running, nor is who cannot: a broker of several may be away.
+        match admin.within(LOOK).group(&stage.group) {
             Ok(group) => problems.extend(strangers(plan, stage, &group)),
-            Err(error) if error.disposition() == Disposition::Retry => {
-                return Err(Failure::unreachable(format!(
-                    "no coordinator of the consumer group {} answers: {error}. On a cluster with fewer brokers than \
-                     offsets.topic.replication.factor it never will",
-                    stage.group
-                )));
-            }
-            // Who may not look is not kept from running.
-            Err(_) => {}
+            Err(error) => tracing::warn!(group = stage.group, %error, "who else is in the group is not known"),
         }
         if version_by_offset(plan, stage) {
             let grown = topics.sources.iter().filter_map(|(topic, _, info)| {
@@ -98,7 +95,14 @@ pub fn check(
         }
         let partitions: Vec<TopicPartition> = topics.partitions().collect();
         let commits = admin.commits(&stage.group, &partitions, false);
-        let commits = commits.map_err(|e| asked(&e, &format!("cannot read the positions of group {}", stage.group)))?;
+        let commits = commits.map_err(|error| match error.disposition() {
+            Disposition::Retry => Failure::unreachable(format!(
+                "no coordinator of the consumer group {} answers: {error}. On a cluster with fewer brokers than \
+                 offsets.topic.replication.factor it never will",
+                stage.group
+            )),
+            _ => asked(&error, &format!("cannot read the positions of group {}", stage.group)),
+        })?;
         let kept_here = !plan.keeps_positions(stage);
         for (partition, commit) in commits {
             // One that an open transaction holds is looked at when it is assigned.

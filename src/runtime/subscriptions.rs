@@ -112,7 +112,7 @@ impl Subscription {
     /// (KIP-345): a topic or a partition that came since would be read by nobody until the next rebalance. Leaving and joining
     /// again makes one.
     fn cover(&mut self, admin: &Admin) -> Result<(), Error> {
-        let group = admin.assignments(&self.group)?;
+        let group = admin.assignments(&self.group)?.unwrap_or_default();
         let inside = |member: &GroupHandle| {
             let metadata = member.metadata();
             metadata.is_some_and(|m| m.is_member() && group.members.iter().any(|other| other.id == m.member_id()))

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use semel::commit::metadata::TopicIds;
 use semel::error::Disposition;
-use semel::kafka::{Code, Consumer, ConsumerOptions, Polled};
+use semel::kafka::{Code, Consumer, ConsumerOptions, Group, Polled};
 use semel::record::{Position, TopicPartition};
 
 use crate::job::harness::is_busy;
@@ -254,13 +254,13 @@ fn a_static_member_that_closes_has_its_partitions_back() {
     assert_eq!(assigned(&mut again).len(), 2);
     // It had not left: the group did not even change its generation.
     assert_eq!(again.group().metadata().unwrap().generation(), generation);
-    let found = topic.admin.assignments(&group).unwrap();
+    let found = topic.admin.assignments(&group).unwrap().expect("the members decide");
     assert!(found.stable);
     let id = again.group().metadata().unwrap().member_id().to_owned();
     let mut read: Vec<_> = found.members.into_iter().map(|member| (member.id, member.partitions)).collect();
     read.iter_mut().for_each(|(_, partitions)| partitions.sort());
     assert_eq!(read, [(id, vec![topic.partition(0), topic.partition(1)])]);
-    assert_eq!(topic.admin.assignments(&unique("nobody")).unwrap().members, []);
+    assert_eq!(topic.admin.assignments(&unique("nobody")).unwrap(), Some(Group::default()));
 
     // A twin takes the name over; the older one learns that it is fenced.
     let mut twin = member("a");
@@ -344,6 +344,10 @@ fn the_new_group_protocol_works_too() {
     });
     assert_eq!(partitions, [topic.partition(0)]);
     assert!(consumer.is_cooperative());
+    assert_eq!(topic.admin.assignments(&group).unwrap(), None);
+    let members: Vec<_> =
+        topic.admin.group(&group).unwrap().members.into_iter().map(|member| member.partitions).collect();
+    assert_eq!(members, std::slice::from_ref(&partitions));
     assert_eq!(consumer.committed(&partitions, SECONDS).unwrap(), [(topic.partition(0), Ok(None))]);
     consumer.assign(&[(topic.partition(0), Position(0))]).unwrap();
     let producer = transactional(&unique("id"), &[topic.target()]);

@@ -4,6 +4,7 @@
 
 mod broker;
 mod random;
+mod twins;
 
 use std::collections::VecDeque;
 

@@ -243,6 +243,12 @@ impl Worker {
         }
         let now = Instant::now();
         self.step_over_markers(now);
+        if self.state.is_over(now) && self.state.is_held_up() {
+            // The batch ends with the commit of the one before.
+            if let Ok(message) = self.state.link.messages.recv_timeout(Duration::from_millis(1)) {
+                return self.take(message);
+            }
+        }
         let wait = self.state.opened.map_or(IDLE_WAIT, |at| {
             (at + self.state.options.commit_interval).saturating_duration_since(now).min(IDLE_WAIT)
         });

@@ -159,7 +159,19 @@ impl State {
     }
 
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.is_full() || self.opened.is_some_and(|at| now.duration_since(at) >= self.options.commit_interval)
+        self.is_full() || (self.is_over(now) && !self.is_held_up())
+    }
+
+    /// Whether the open batch has had its time.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        self.opened.is_some_and(|at| now.duration_since(at) >= self.options.commit_interval)
+    }
+
+    /// Whether the batch goes on growing until the one before is committed: where a commit takes longer than the interval,
+    /// a queue of sealed batches would only be delay, and more commits than the broker can do. Effects outside Kafka wait
+    /// for no commit in it.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.streams() && self.progress.in_flight() > 0
     }
 
     pub(super) fn has_room(&mut self) -> Result<bool, Failure> {

@@ -182,24 +182,27 @@ fn what_is_added_between_two_runs_is_read() {
 #[test]
 fn another_program_in_the_group_is_named_and_the_start_refused() {
     let Some(cluster) = support::broker("another program in the group") else { return };
-    let job = Job::new(cluster, "shared", 1);
-    let file = job.file(COPY);
-    job.admin.create_topic(&job.topic("other"), 1, 1, &BTreeMap::new()).unwrap();
-    let connection = Connection::new(job.brokers.clone(), "someone-else");
-    let mut consumer = Consumer::new(&connection, &ConsumerOptions::new(&job.name)).unwrap();
-    consumer.subscribe(&[&job.topic("other")]).unwrap();
-    support::eventually(PATIENCE, "it is in the group", || {
-        if let Polled::Assign(partitions) = consumer.poll(Duration::from_millis(100)) {
-            let at: Vec<_> = partitions.into_iter().map(|p| (p, semel::record::Position(0))).collect();
-            consumer.assign(&at).unwrap();
+    for protocol in ["classic", "consumer"] {
+        let job = Job::new(cluster, "shared", 1);
+        let file = job.file(COPY);
+        job.admin.create_topic(&job.topic("other"), 1, 1, &BTreeMap::new()).unwrap();
+        let mut connection = Connection::new(job.brokers.clone(), "someone-else");
+        connection.properties.insert("group.protocol".into(), protocol.into());
+        let mut consumer = Consumer::new(&connection, &ConsumerOptions::new(&job.name)).unwrap();
+        consumer.subscribe(&[&job.topic("other")]).unwrap();
+        support::eventually(PATIENCE, "it is in the group", || {
+            if let Polled::Assign(partitions) = consumer.poll(Duration::from_millis(100)) {
+                let at: Vec<_> = partitions.into_iter().map(|p| (p, semel::record::Position(0))).collect();
+                consumer.assign(&at).unwrap();
+            }
+            !consumer.assignment().is_empty()
+        });
+        let (code, message) = refused(&job, &file);
+        assert_eq!(code, Some(2), "{message}");
+        for word in ["someone-else", &job.topic("other"), &format!("group {}", job.name)] {
+            assert!(message.contains(word), "{word} in {message}");
         }
-        !consumer.assignment().is_empty()
-    });
-    let (code, message) = refused(&job, &file);
-    assert_eq!(code, Some(2), "{message}");
-    for word in ["someone-else", &job.topic("other"), &format!("group {}", job.name)] {
-        assert!(message.contains(word), "{word} in {message}");
+        consumer.close(Duration::from_secs(5));
+        job.drain(&file);
     }
-    consumer.close(Duration::from_secs(5));
-    job.drain(&file);
 }
