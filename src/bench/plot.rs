@@ -8,6 +8,8 @@ use crate::topology::duration_text;
 use crate::topology::spec::Guarantee;
 
 const SIZE: (u32, u32) = (760, 380);
+/// The names of the lines stand above the highest.
+const LEGEND: f64 = 1.35;
 
 /// A plot, with what it shows.
 pub struct Plot {
@@ -125,7 +127,7 @@ fn onto(svg: &mut String, places: &[String], lines: &[Line]) -> Result<(), Box<d
         .margin_right(28)
         .x_label_area_size(32)
         .y_label_area_size(56)
-        .build_cartesian_2d(0..last, 0.0..highest.max(f64::MIN_POSITIVE) * 1.1)?;
+        .build_cartesian_2d(0..last, 0.0..highest.max(f64::MIN_POSITIVE) * LEGEND)?;
     let place = |at: &i32| places.get(*at as usize).cloned().unwrap_or_default();
     chart
         .configure_mesh()
@@ -148,7 +150,7 @@ fn onto(svg: &mut String, places: &[String], lines: &[Line]) -> Result<(), Box<d
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
+        .position(SeriesLabelPosition::UpperLeft)
         .background_style(WHITE.mix(0.85))
         .border_style(BLACK.mix(0.2))
         .draw()?;

@@ -105,8 +105,8 @@ fn is_quick(point: Point) -> bool {
     )
 }
 
-/// When to crash: somewhere in the middle, where a batch is committed and another is not.
-pub fn crash(kill: Kill, load: &Load, random: &mut Random) -> Crash {
+/// When to crash: somewhere in the middle, where a batch is committed and another is not. `tried`: how often before.
+pub fn crash(kill: Kill, load: &Load, tried: usize, random: &mut Random) -> Crash {
     let batches = load.transactions.clamp(1, 5);
     let batch = if batches < 3 { batches } else { 2 + random.below(batches - 2) };
     let record = (load.records / 3 + random.below(load.records / 3 + 1)).max(1);
@@ -120,7 +120,9 @@ pub fn crash(kill: Kill, load: &Load, random: &mut Random) -> Crash {
             Crash::at(point, nth)
         }
         Kill::InFlight { .. } => {
-            let after = Duration::from_micros(50 + random.below(IN_FLIGHT_WITHIN - 50));
+            // Where the machine is busy the kill comes later than it is meant to.
+            let within = IN_FLIGHT_WITHIN >> (tried / 2).min(5);
+            let after = Duration::from_micros(50 + random.below(within - 50));
             Crash { after, ..Crash::at(Point::BeforeCommit, batch) }
         }
         Kill::Moment => {

@@ -175,7 +175,7 @@ impl Drill<'_> {
         let mut reports: Vec<CaseReport> = Vec::new();
         let mut missed = None;
         for _ in 0..tries {
-            let report = self.case(case, baseline, random, missed.is_some())?;
+            let report = self.case(case, baseline, random, reports.len(), missed.is_some())?;
             if report.fate == Fate::NotReached {
                 missed = Some(report);
                 continue;
@@ -253,12 +253,19 @@ impl Drill<'_> {
     }
 
     /// One crash, and the run after it. `sure`: the first time that the process comes by the place.
-    fn case(&self, case: &Case, baseline: &Baseline, random: &mut Random, sure: bool) -> Result<CaseReport, Failure> {
+    fn case(
+        &self,
+        case: &Case,
+        baseline: &Baseline,
+        random: &mut Random,
+        tried: usize,
+        sure: bool,
+    ) -> Result<CaseReport, Failure> {
         let started = Instant::now();
         let stage = self.stage(case.stage.as_deref());
         let alone = stage.filter(|stage| matches!(stage.kind, StageKind::Postgres { .. }));
         let load = baseline.load(case.stage.as_deref());
-        let mut crash = cases::crash(case.kill, &load, random);
+        let mut crash = cases::crash(case.kill, &load, tried, random);
         if sure {
             crash.nth = 1;
         }
