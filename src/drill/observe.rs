@@ -166,6 +166,7 @@ pub fn programs(kind: &NodeKind) -> Vec<&Program> {
         NodeKind::Remap { source, .. } | NodeKind::FlatMap { source, .. } => vec![source],
         NodeKind::Route { routes, .. } => routes.iter().map(|route| &route.condition).collect(),
         NodeKind::Rekey { key } => vec![key],
+        NodeKind::Aggregate(aggregate) => aggregate.fields.iter().filter_map(|field| field.of.as_ref()).collect(),
         NodeKind::KafkaSink(sink) => sink.key.iter().collect(),
         NodeKind::PostgresSink(sink) => {
             sink.columns.iter().map(|(_, program)| program).chain(&sink.delete_when).collect()

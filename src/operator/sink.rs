@@ -65,7 +65,7 @@ impl Sink {
         let key = match &self.key {
             None => record.key(input),
             Some(program) => {
-                let metadata = Metadata::new(input, record.key(input), event.identity);
+                let metadata = Metadata::new(input, record.key(input), record.identity(event));
                 match key::make(program, record, runtime, &metadata, buffer)? {
                     Made::Key => Some(&buffer[..]),
                     Made::Null => None,
@@ -81,7 +81,7 @@ impl Sink {
 
         let mut out = chunk.push(self.id);
         out.partition(partition(key, input.partition, self.target.partitions)).timestamp(timestamp).key(key);
-        let id = if event.tell { event.identity.id() } else { None };
+        let id = record.own_id().or_else(|| if event.tell { event.identity.id() } else { None });
         let own = id.map(|id| self.ids.derive(id, index));
         let headers = write_headers(&mut out, input, own, self.audit.as_deref());
         let before = out.size();
@@ -176,6 +176,11 @@ fn batch_size(key: Option<usize>, value: Option<usize>, headers: Headers) -> usi
     // Attributes, and the zero deltas of time and offset.
     let record = 3 + field(key) + field(value) + varint(headers.count) + headers.size;
     BATCH + varint(record) + record
+}
+
+/// [`batch_size`] of a record without headers.
+pub(super) fn record_size(key: usize, value: usize) -> usize {
+    batch_size(Some(key), Some(value), Headers::default())
 }
 
 /// A length and what it counts; null is the length -1.

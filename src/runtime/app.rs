@@ -18,7 +18,7 @@ use crate::runtime::committer::{Committer, CommitterOptions, retire};
 use crate::runtime::drain::Drain;
 use crate::runtime::identity::{Identity, default_state_dir};
 use crate::runtime::job_topic::{JobTopic, Memory};
-use crate::runtime::kafka_task::KafkaTask;
+use crate::runtime::kafka_task::{KafkaTask, State};
 use crate::runtime::let_in;
 use crate::runtime::link::link;
 use crate::runtime::moved::Moved;
@@ -336,7 +336,7 @@ impl Job<'_> {
         let (identity, topic_ids) = (options.identity.clone(), options.topic_ids.clone());
         let (worker_end, committer_end) = link();
         let store = checked.and_then(|checked| store(self.plan, stage, topics, checked, &identity)).map(Arc::new);
-        let task = self.task(stage, topics, checked, store.clone(), status)?;
+        let task = self.task(stage, topics, checked, store.clone(), &identity, status)?;
         let static_member = topology.membership == Membership::Static;
         let consumer_options = ConsumerOptions {
             instance_id: static_member.then_some(identity.as_str()),
@@ -364,6 +364,7 @@ impl Job<'_> {
             stage: stage.name.clone(),
             first_partitions: names.iter().filter_map(|topic| Some(((*topic).to_owned(), first(topic)?))).collect(),
             version_by_offset: past::version_by_offset(self.plan, stage),
+            state_partitions: self.state_partitions(stage, topics),
             job: Arc::clone(&self.topic),
             topic_ids,
             admin: Arc::clone(&self.admin),
@@ -396,12 +397,19 @@ impl Job<'_> {
         Ok((worker, committer))
     }
 
+    /// By topic: how many partitions the state of its keys has.
+    fn state_partitions(&self, stage: &Stage, topics: &StageTopics) -> HashMap<String, i32> {
+        let stores = self.plan.stores(stage);
+        stores.into_iter().zip(&topics.changelogs).map(|(store, (_, info))| (store.source, info.partitions)).collect()
+    }
+
     fn task(
         &self,
         stage: &Stage,
         topics: &StageTopics,
         checked: Option<&Checked>,
         store: Option<Arc<Store>>,
+        identity: &str,
         status: &Arc<StageStatus>,
     ) -> Result<Box<dyn Task>, Failure> {
         let topology = &self.plan.topology;
@@ -421,7 +429,10 @@ impl Job<'_> {
                 }
                 let names = topology.nodes.iter().map(|node| node.name.clone()).collect();
                 let pipeline = Pipeline::new(self.plan, environment)?;
-                Ok(Box::new(KafkaTask { pipeline, sources: by_topic, names, status: Arc::clone(status) }))
+                let stores = self.plan.stores(stage);
+                let connection = self.named(&format!("{identity}.restore"));
+                let state = State::new(connection, Arc::clone(&self.admin), stores, self.plan.retry(stage));
+                Ok(Box::new(KafkaTask { pipeline, sources: by_topic, names, status: Arc::clone(status), state }))
             }
             StageKind::Postgres { .. } => {
                 let checked = checked.expect("a Postgres stage was looked at");

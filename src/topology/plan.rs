@@ -38,6 +38,18 @@ pub enum StageKind {
     },
 }
 
+/// What a stateful node keeps, by partition of the topic that feeds it, with the topic that it is restored from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedStore {
+    pub node: NodeId,
+    /// `<topology>.<node>`
+    pub name: String,
+    /// `<topology>.<node>.changelog`, with as many partitions as the source.
+    pub changelog: String,
+    /// The topic whose records reach the node.
+    pub source: String,
+}
+
 /// An arrow of the topology with what it promises (protocol section 7).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
@@ -141,6 +153,19 @@ impl Plan {
         topics
     }
 
+    /// The stores of a stage, in the order of its nodes.
+    pub fn stores(&self, stage: &Stage) -> Vec<PlannedStore> {
+        let StageKind::Kafka { nodes, .. } = &stage.kind else { return Vec::new() };
+        let store = |id: &NodeId| {
+            let name = format!("{}.{}", self.topology.name, self.topology.nodes[id.0].name);
+            let changelog = self.topology.changelog(*id)?;
+            // A checked topology has one topic behind an aggregate.
+            let source = self.topology.sources_of(*id).flat_map(|source| source.topics.clone()).next();
+            Some(PlannedStore { node: *id, name, changelog, source: source? })
+        };
+        nodes.iter().filter_map(store).collect()
+    }
+
     /// The format of each topic that a Postgres stage reads: a source's own; of what a Kafka sink writes JSON, unless
     /// it
     /// passes the values of text or byte sources on.
@@ -193,6 +218,12 @@ impl Topology {
         format!("{}.job", self.name)
     }
 
+    /// The topic from which the state of a node is restored, of one that has state.
+    pub fn changelog(&self, id: NodeId) -> Option<String> {
+        let node = &self.nodes[id.0];
+        matches!(node.kind, NodeKind::Aggregate(_)).then(|| format!("{}.{}.changelog", self.name, node.name))
+    }
+
     /// The topics of a source, the topic of a Kafka sink, else none.
     pub fn topics(&self, id: NodeId) -> Vec<String> {
         match &self.nodes[id.0].kind {
@@ -209,7 +240,7 @@ impl Topology {
         let node = &self.nodes[id.0];
         match &node.kind {
             NodeKind::Source(source) => source.format,
-            NodeKind::Remap { .. } | NodeKind::FlatMap { .. } => Format::Json,
+            NodeKind::Remap { .. } | NodeKind::FlatMap { .. } | NodeKind::Aggregate(_) => Format::Json,
             _ => {
                 let mut formats = node.inputs.iter().map(|port| self.format_of(port.node));
                 let first = formats.next().unwrap_or(Format::Json);
@@ -282,7 +313,7 @@ fn kafka_edges(topology: &Topology, stage: &Stage, sources: &[NodeId], nodes: &[
         for port in &node.inputs {
             edges.push(edge(EdgeEnd::Node(topology.port_name(*port)), EdgeEnd::Node(node.name.clone())));
         }
-        for topic in topology.topics(*id) {
+        for topic in topology.topics(*id).into_iter().chain(topology.changelog(*id)) {
             edges.push(edge(EdgeEnd::Node(node.name.clone()), EdgeEnd::Topic(topic)));
         }
     }

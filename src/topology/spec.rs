@@ -140,6 +140,7 @@ pub enum NodeKind {
     Route { routes: Vec<Route>, tombstones: Tombstones },
     FlatMap { source: Program, tombstones: Tombstones },
     Rekey { key: Program },
+    Aggregate(Aggregate),
     KafkaSink(KafkaSink),
     PostgresSink(PostgresSink),
 }
@@ -182,6 +183,72 @@ pub enum Tombstones {
     Pass,
     Drop,
     Process,
+}
+
+/// Folds the records of a key.
+#[derive(Clone, Debug)]
+pub struct Aggregate {
+    /// The member of an update that holds the key.
+    pub key_field: String,
+    /// The other members, in the order of the file.
+    pub fields: Vec<Field>,
+    pub tombstones: AggregateTombstones,
+}
+
+#[derive(Clone, Debug)]
+pub struct Field {
+    pub name: String,
+    pub function: Function,
+    /// What the function is given of a record; none for a count of records.
+    pub of: Option<Program>,
+    /// How many values `distinct_count` and `collect` keep.
+    pub limit: usize,
+}
+
+/// What a field of an aggregate tells of its values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    Count,
+    Sum,
+    Min,
+    Max,
+    Avg,
+    First,
+    Last,
+    DistinctCount,
+    Collect,
+}
+
+impl Function {
+    /// Every function with the word for it in the file.
+    pub const WORDS: [(&'static str, Function); 9] = [
+        ("count", Function::Count),
+        ("sum", Function::Sum),
+        ("min", Function::Min),
+        ("max", Function::Max),
+        ("avg", Function::Avg),
+        ("first", Function::First),
+        ("last", Function::Last),
+        ("distinct_count", Function::DistinctCount),
+        ("collect", Function::Collect),
+    ];
+
+    /// As the file writes it.
+    pub fn as_str(self) -> &'static str {
+        Function::WORDS.iter().find(|(_, function)| *function == self).expect("every function has a word").0
+    }
+
+    /// Whether it keeps several values, so that it needs a limit.
+    pub fn keeps_values(self) -> bool {
+        matches!(self, Function::DistinctCount | Function::Collect)
+    }
+}
+
+/// What an aggregate does with a null value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AggregateTombstones {
+    Drop,
+    Reject,
 }
 
 #[derive(Clone, Debug)]

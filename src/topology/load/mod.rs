@@ -11,6 +11,7 @@ use super::spec::{Kafka, Membership, Node, Topology};
 use cx::{Cx, Item, Table};
 use nodes::{Draft, Part};
 
+mod aggregates;
 mod cases;
 mod cx;
 mod expressions;
