@@ -23,7 +23,7 @@ use semel::sink::postgres::{Batch, Column, Folded, Layout, Type};
 use semel::topology::plan::{Plan, Stage, StageKind};
 use semel::topology::spec::{
     Format, Guarantee, Kafka, KafkaSink, Membership, Mode, Node, NodeId, NodeKind, OnError, Port, Source, Start,
-    Tombstones, Topology,
+    Stores, Tombstones, Topology,
 };
 use uuid::Uuid;
 
@@ -98,6 +98,7 @@ fn topology(nodes: Vec<Node>) -> Topology {
         membership: Membership::Static,
         instance: None,
         state_dir: None,
+        stores: Stores::Disk,
         on_error: OnError::Reject,
         audit: false,
         kafka: Kafka { brokers: "localhost:9092".into(), properties: BTreeMap::new() },

@@ -10,7 +10,7 @@ use crate::commit::progress::BatchId;
 use crate::error::Failure;
 use crate::expr::{Fault, Runtime};
 use crate::ids::Deriver;
-use crate::record::Input;
+use crate::record::{Input, Position};
 use crate::reject::{Reject, dead_letter};
 use crate::topology::plan::{Plan, PlannedStore, StageKind};
 use crate::topology::spec::{self, KafkaSink, Node, NodeId, NodeKind, OnError, Topology};
@@ -196,6 +196,22 @@ impl Pipeline {
     /// A sealed batch is committed, and with it those before.
     pub fn committed(&mut self, batch: BatchId) {
         self.states.committed(batch);
+    }
+
+    /// The end of a partition's changelog, asked for before this batch was sealed: once it is committed, everything below is
+    /// in the state.
+    pub fn bound(&mut self, store: StoreId, partition: i32, batch: BatchId, end: Position) {
+        self.states.bound(store, partition, batch, end);
+    }
+
+    /// The same while nothing is open or sealed.
+    pub fn settled(&mut self, store: StoreId, partition: i32, end: Position) {
+        self.states.settled(store, partition, end);
+    }
+
+    /// The state that is held: store and partition.
+    pub fn held(&self) -> impl Iterator<Item = (StoreId, i32)> {
+        self.states.held()
     }
 
     /// Drops what is not committed.

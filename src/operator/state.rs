@@ -6,6 +6,7 @@ use std::fmt;
 use std::mem;
 
 use crate::commit::progress::BatchId;
+use crate::record::Position;
 
 /// What batches wrote: keys with their whole values.
 pub type Writes = HashMap<Vec<u8>, Vec<u8>>;
@@ -15,8 +16,9 @@ pub trait Store: Send + fmt::Debug {
     /// Writes the value of a key to `out`, which is empty; false where there is none.
     fn read(&self, key: &[u8], out: &mut Vec<u8>) -> bool;
 
-    /// Makes the writes of a committed batch true.
-    fn apply(&mut self, writes: Writes);
+    /// Makes the writes of a committed batch true, all or none. With a bound, every committed record of the changelog below
+    /// it is in the state then.
+    fn apply(&mut self, writes: Writes, bound: Option<Position>);
 }
 
 /// A store in memory.
@@ -48,7 +50,7 @@ impl Store for Memory {
         value.inspect(|value| out.extend_from_slice(value)).is_some()
     }
 
-    fn apply(&mut self, writes: Writes) {
+    fn apply(&mut self, writes: Writes, _bound: Option<Position>) {
         self.0.extend(writes);
     }
 }
@@ -63,6 +65,8 @@ struct Part {
     committed: Box<dyn Store>,
     sealed: VecDeque<(BatchId, Writes)>,
     open: Writes,
+    /// A bound that holds once this batch is committed.
+    bound: Option<(BatchId, Position)>,
     /// A batch was given up of which nobody knows whether it was committed.
     doubtful: bool,
 }
@@ -91,7 +95,7 @@ impl States {
 
     /// Takes over a partition in its committed state.
     pub(super) fn hold(&mut self, store: StoreId, partition: i32, committed: Box<dyn Store>) {
-        let part = Part { committed, sealed: VecDeque::new(), open: Writes::new(), doubtful: false };
+        let part = Part { committed, sealed: VecDeque::new(), open: Writes::new(), bound: None, doubtful: false };
         self.stores[store.0].insert(partition, part);
     }
 
@@ -104,10 +108,10 @@ impl States {
         self.stores[store.0].get(&partition).is_some_and(|part| !part.doubtful)
     }
 
-    /// Writes the newest value of a key to `out`; false where there is none. `None`: the partition is not held.
+    /// Writes the newest value of a key to `out`; false where there is none. `None`: the state is not there, or doubtful.
     pub(super) fn read(&self, store: StoreId, partition: i32, key: &[u8], out: &mut Vec<u8>) -> Option<bool> {
         out.clear();
-        let part = self.stores[store.0].get(&partition)?;
+        let part = self.stores[store.0].get(&partition).filter(|part| !part.doubtful)?;
         let staged = part.open.get(key).or_else(|| part.sealed.iter().rev().find_map(|(_, writes)| writes.get(key)));
         Some(match staged {
             Some(value) => {
@@ -151,8 +155,11 @@ impl States {
     /// A sealed batch is committed.
     pub(super) fn committed(&mut self, batch: BatchId) {
         for part in self.parts() {
-            while part.sealed.front().is_some_and(|(sealed, _)| *sealed <= batch) {
-                part.committed.apply(part.sealed.pop_front().expect("there is one").1);
+            while let Some((_, writes)) = part.sealed.pop_front_if(|(sealed, _)| *sealed <= batch) {
+                part.committed.apply(writes, None);
+            }
+            if let Some((_, bound)) = part.bound.take_if(|(of, _)| *of <= batch) {
+                part.committed.apply(Writes::new(), Some(bound));
             }
         }
     }
@@ -163,7 +170,30 @@ impl States {
             part.doubtful |= !part.sealed.is_empty();
             part.sealed.clear();
             part.open.clear();
+            part.bound = None;
         }
+    }
+
+    /// The end of a partition's changelog, as it was after everything up to this batch had been written: a bound once the batch
+    /// is committed. One that waits already comes first.
+    pub(super) fn bound(&mut self, store: StoreId, partition: i32, batch: BatchId, end: Position) {
+        if let Some(part) = self.stores[store.0].get_mut(&partition).filter(|part| !part.doubtful) {
+            part.bound.get_or_insert((batch, end));
+        }
+    }
+
+    /// As [`States::bound`] where nothing is open.
+    pub(super) fn settled(&mut self, store: StoreId, partition: i32, end: Position) {
+        let part = self.stores[store.0].get_mut(&partition);
+        if let Some(part) = part.filter(|part| !part.doubtful && part.sealed.is_empty() && part.open.is_empty()) {
+            part.committed.apply(Writes::new(), Some(end));
+        }
+    }
+
+    /// What is held: store and partition.
+    pub(super) fn held(&self) -> impl Iterator<Item = (StoreId, i32)> {
+        let stores = self.stores.iter().enumerate();
+        stores.flat_map(|(store, parts)| parts.keys().map(move |partition| (StoreId(store), *partition)))
     }
 
     fn parts(&mut self) -> impl Iterator<Item = &mut Part> {
@@ -283,6 +313,13 @@ mod tests {
                     }
                     _ => {
                         states.abandon();
+                        prop_assert_eq!(states.is_held(STORE, 3), batches.iter().all(|(_, writes)| writes.is_empty()));
+                        if !states.is_held(STORE, 3) {
+                            // As a restore does.
+                            let mut restored = Memory::default();
+                            committed.iter().for_each(|(key, value)| restored.restore(&[*key], Some(&[*value])));
+                            states.hold(STORE, 3, Box::new(restored));
+                        }
                         batches.clear();
                         open.clear();
                     }

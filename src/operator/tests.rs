@@ -190,6 +190,7 @@ pub(super) fn plan(nodes: Vec<Node>, sources: Vec<NodeId>, order: Vec<NodeId>) -
         membership: Membership::Static,
         instance: None,
         state_dir: None,
+        stores: Stores::Disk,
         on_error: OnError::Reject,
         audit: false,
         kafka: Kafka { brokers: "localhost:9092".into(), properties: BTreeMap::new() },

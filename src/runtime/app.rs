@@ -30,8 +30,9 @@ use crate::runtime::subscriptions::{Subscription, Subscriptions};
 use crate::runtime::task::Task;
 use crate::runtime::worker::{RetryTopic, Worker, WorkerOptions};
 use crate::sink::postgres::{self, Checked, StageName, Store};
+use crate::store::Disk;
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{Membership, NodeKind, Topology};
+use crate::topology::spec::{Membership, NodeKind, Stores, Topology};
 
 const ASK: Duration = Duration::from_secs(10);
 const REACH: Duration = Duration::from_secs(8);
@@ -243,6 +244,15 @@ struct Job<'a> {
     stop: Arc<AtomicBool>,
 }
 
+/// What the workers of a stage have in common.
+struct Shared<'a> {
+    stage: &'a Stage,
+    topics: &'a StageTopics,
+    checked: Option<&'a Checked>,
+    disk: Option<Disk>,
+    status: &'a Arc<StageStatus>,
+}
+
 struct Running {
     status: Arc<StageStatus>,
     workers: Vec<JoinHandle<Result<(), Failure>>>,
@@ -306,10 +316,12 @@ impl Job<'_> {
         for former in topology.workers..identity.workers_ever {
             retire(&committer_options(former))?;
         }
+        let on_disk = topology.stores == Stores::Disk && !topics.changelogs.is_empty();
+        let disk = on_disk.then(|| Disk::open(&identity.folder.join("stores"))).transpose()?;
+        let shared = Shared { stage, topics, checked: checked.as_ref(), disk, status: &status };
         let (mut ready, mut members) = (Vec::new(), Vec::new());
         for worker in 0..topology.workers {
-            let (worker, committer) =
-                self.worker(stage, topics, checked.as_ref(), &base, committer_options(worker), &status)?;
+            let (worker, committer) = self.worker(&shared, &base, committer_options(worker))?;
             members.push(worker.member());
             ready.push((worker, committer));
         }
@@ -325,18 +337,16 @@ impl Job<'_> {
 
     fn worker(
         &self,
-        stage: &Stage,
-        topics: &StageTopics,
-        checked: Option<&Checked>,
+        shared: &Shared<'_>,
         base: &str,
         options: CommitterOptions,
-        status: &Arc<StageStatus>,
     ) -> Result<(Worker, Committer), Failure> {
         let topology = &self.plan.topology;
+        let Shared { stage, topics, checked, status, .. } = *shared;
         let (identity, topic_ids) = (options.identity.clone(), options.topic_ids.clone());
         let (worker_end, committer_end) = link();
         let store = checked.and_then(|checked| store(self.plan, stage, topics, checked, &identity)).map(Arc::new);
-        let task = self.task(stage, topics, checked, store.clone(), &identity, status)?;
+        let task = self.task(shared, store.clone(), &identity)?;
         let static_member = topology.membership == Membership::Static;
         let consumer_options = ConsumerOptions {
             instance_id: static_member.then_some(identity.as_str()),
@@ -403,16 +413,9 @@ impl Job<'_> {
         stores.into_iter().zip(&topics.changelogs).map(|(store, (_, info))| (store.source, info.partitions)).collect()
     }
 
-    fn task(
-        &self,
-        stage: &Stage,
-        topics: &StageTopics,
-        checked: Option<&Checked>,
-        store: Option<Arc<Store>>,
-        identity: &str,
-        status: &Arc<StageStatus>,
-    ) -> Result<Box<dyn Task>, Failure> {
+    fn task(&self, shared: &Shared<'_>, store: Option<Arc<Store>>, identity: &str) -> Result<Box<dyn Task>, Failure> {
         let topology = &self.plan.topology;
+        let Shared { stage, topics, checked, disk, status } = shared;
         match &stage.kind {
             StageKind::Kafka { sources, .. } => {
                 let environment = Environment {
@@ -429,9 +432,15 @@ impl Job<'_> {
                 }
                 let names = topology.nodes.iter().map(|node| node.name.clone()).collect();
                 let pipeline = Pipeline::new(self.plan, environment)?;
-                let stores = self.plan.stores(stage);
+                let stores = self.plan.stores(stage).into_iter().zip(topics.changelogs.iter().map(|(_, info)| info.id));
                 let connection = self.named(&format!("{identity}.restore"));
-                let state = State::new(connection, Arc::clone(&self.admin), stores, self.plan.retry(stage));
+                let state = State::new(
+                    connection,
+                    Arc::clone(&self.admin),
+                    disk.clone(),
+                    stores.collect(),
+                    self.plan.retry(stage),
+                );
                 Ok(Box::new(KafkaTask { pipeline, sources: by_topic, names, status: Arc::clone(status), state }))
             }
             StageKind::Postgres { .. } => {

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use uuid::Uuid;
+
 use crate::chunk::Chunk;
 use crate::commit::progress::BatchId;
 use crate::error::Failure;
@@ -13,7 +15,7 @@ use crate::operator::{Outcome, Pipeline, Stop, StoreId};
 use crate::record::{Input, TopicPartition};
 use crate::reject::Reject;
 use crate::runtime::task::Task;
-use crate::store::{Changelog, Restoring};
+use crate::store::{Bounds, Changelog, Disk, Restoring};
 use crate::topology::plan::PlannedStore;
 use crate::topology::spec::NodeId;
 
@@ -32,7 +34,11 @@ pub struct KafkaTask {
 pub struct State {
     connection: Connection,
     admin: Arc<Admin>,
-    stores: Vec<PlannedStore>,
+    /// None: it is kept in memory.
+    disk: Option<Disk>,
+    bounds: Bounds,
+    /// With the ids of their changelogs.
+    stores: Vec<(PlannedStore, Uuid)>,
     /// The stage's retry topic: its records are folded into the state of other partitions.
     retry: String,
     restoring: HashMap<TopicPartition, Restoring>,
@@ -40,14 +46,20 @@ pub struct State {
 
 impl State {
     /// `stores`: all of the stage's, in the order of the plan.
-    pub fn new(connection: Connection, admin: Arc<Admin>, stores: Vec<PlannedStore>, retry: String) -> State {
-        State { connection, admin, stores, retry, restoring: HashMap::new() }
+    pub fn new(
+        connection: Connection,
+        admin: Arc<Admin>,
+        disk: Option<Disk>,
+        stores: Vec<(PlannedStore, Uuid)>,
+        retry: String,
+    ) -> State {
+        let bounds = Bounds::new(Arc::clone(&admin));
+        State { connection, admin, disk, bounds, stores, retry, restoring: HashMap::new() }
     }
 
     /// The stores that records of a topic reach.
-    fn of<'s>(&'s self, topic: &'s str) -> impl Iterator<Item = (StoreId, &'s PlannedStore)> {
-        let ids = self.stores.iter().enumerate().map(|(i, store)| (StoreId(i), store));
-        ids.filter(move |(_, store)| store.source == topic)
+    fn of<'s>(&'s self, topic: &'s str) -> impl Iterator<Item = StoreId> {
+        (0..self.stores.len()).filter(move |store| self.stores[*store].0.source == topic).map(StoreId)
     }
 }
 
@@ -71,27 +83,36 @@ impl KafkaTask {
     /// Whether the state of a partition is there; else it is being restored from now on.
     fn is_ready(&mut self, partition: &TopicPartition) -> Result<bool, Failure> {
         let KafkaTask { pipeline, state, .. } = self;
-        let stores: Vec<StoreId> = state.of(&partition.topic).map(|(id, _)| id).collect();
+        let stores: Vec<StoreId> = state.of(&partition.topic).collect();
         if stores.iter().all(|store| pipeline.holds(*store, partition.partition)) {
             return Ok(true);
         }
         let Some(restoring) = state.restoring.get_mut(partition) else {
-            let changelog = |(id, store): (StoreId, &PlannedStore)| Changelog {
-                topic: store.changelog.as_str().into(),
-                stamp: pipeline.stamp(id),
+            let changelog = |store: &StoreId| {
+                let (planned, id) = &state.stores[store.0];
+                Changelog { topic: planned.changelog.as_str().into(), id: *id, stamp: pipeline.stamp(*store) }
             };
-            let changelogs: Vec<Changelog> = state.of(&partition.topic).map(changelog).collect();
-            let begun = Restoring::begin(&state.connection, &state.admin, &changelogs, partition.partition)?;
+            let changelogs = stores.iter().map(changelog).collect();
+            let State { connection, admin, disk, .. } = &state;
+            let begun = Restoring::begin(connection, admin, disk.as_ref(), changelogs, partition.partition)?;
             state.restoring.insert(partition.clone(), begun);
             return Ok(false);
         };
         let Some(restored) = restoring.poll()? else { return Ok(false) };
         state.restoring.remove(partition);
-        for (store, memory) in stores.into_iter().zip(restored) {
-            pipeline.hold(store, partition.partition, Box::new(memory));
+        for (store, committed) in stores.into_iter().zip(restored) {
+            pipeline.hold(store, partition.partition, committed);
         }
         Ok(true)
     }
+}
+
+/// The changelogs' partitions whose state is here.
+fn held(pipeline: &Pipeline, stores: &[(PlannedStore, Uuid)]) -> Vec<(StoreId, TopicPartition)> {
+    let changelog = |(store, partition): (StoreId, i32)| {
+        (store, TopicPartition::new(stores[store.0].0.changelog.as_str(), partition))
+    };
+    pipeline.held().map(changelog).collect()
 }
 
 impl Task for KafkaTask {
@@ -134,12 +155,21 @@ impl Task for KafkaTask {
         let KafkaTask { pipeline, state, .. } = self;
         for partition in partitions {
             state.restoring.remove(partition);
-            state.of(&partition.topic).for_each(|(store, _)| pipeline.release(store, partition.partition));
+            state.of(&partition.topic).for_each(|store| pipeline.release(store, partition.partition));
         }
     }
 
     fn sealed(&mut self, batch: BatchId) {
-        self.pipeline.sealed(batch);
+        let KafkaTask { pipeline, state, .. } = self;
+        pipeline.sealed(batch);
+        if state.disk.is_none() {
+            return;
+        }
+        for (store, partition, end) in state.bounds.told() {
+            pipeline.bound(store, partition, batch, end);
+        }
+        let State { bounds, stores, .. } = state;
+        bounds.ask(|| held(pipeline, stores));
     }
 
     fn committed(&mut self, batch: BatchId) {
@@ -150,7 +180,15 @@ impl Task for KafkaTask {
         self.pipeline.abandon();
     }
 
-    fn close(&mut self, _wait: Duration) {
-        self.state.restoring.clear();
+    fn close(&mut self, wait: Duration) {
+        let KafkaTask { pipeline, state, .. } = self;
+        state.restoring.clear();
+        if state.disk.is_none() {
+            return;
+        }
+        // The next start has nothing to read then.
+        for (store, partition, end) in state.bounds.now(&held(pipeline, &state.stores), wait) {
+            pipeline.settled(store, partition, end);
+        }
     }
 }

@@ -123,7 +123,14 @@ pub const TOP: Section = Section {
             "state_dir",
             "a path",
             "`$XDG_STATE_HOME/semel`, else `~/.local/state/semel`",
-            "where the instance identity is kept",
+            "where the instance identity is kept, and state on disk",
+        ),
+        key(
+            "stores",
+            "`\"disk\"` or `\"memory\"`",
+            "\"disk\"",
+            "where aggregates keep their state: in files under `state_dir`, so that a start reads only what is newer from the \
+             changelogs, or in memory, so that it reads all of them",
         ),
         key(
             "audit",

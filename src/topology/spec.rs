@@ -27,6 +27,7 @@ pub struct Topology {
     /// Overrides the instance id that semel makes and keeps in its state directory.
     pub instance: Option<String>,
     pub state_dir: Option<PathBuf>,
+    pub stores: Stores,
     pub on_error: OnError,
     /// Outputs name the record that they come from.
     pub audit: bool,
@@ -76,6 +77,13 @@ impl Membership {
     /// Each with the word for it in the file.
     pub const WORDS: [(&'static str, Membership); 2] =
         [("static", Membership::Static), ("dynamic", Membership::Dynamic)];
+}
+
+/// Where stateful nodes keep what they know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stores {
+    Disk,
+    Memory,
 }
 
 /// What happens to a record that an operator fails on.

@@ -121,6 +121,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
         membership: settings.membership.unwrap_or(usual),
         instance: settings.instance,
         state_dir: settings.state_dir,
+        stores: settings.stores,
         on_error: settings.on_error,
         audit: settings.audit,
         kafka: kafka?,

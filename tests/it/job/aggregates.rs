@@ -178,6 +178,25 @@ fn an_aggregate_killed_at_random_moments_is_the_fold_of_its_input() {
 }
 
 #[test]
+fn state_in_memory_survives_a_kill_too() {
+    let Some(cluster) = support::broker("kill -9 of a job with its state in memory") else { return };
+    let job = Job::new(cluster, "aggregate-memory", 4);
+    let file = job.file(&TOPOLOGY.replace("[kafka]\n", "stores = \"memory\"\n[kafka]\n"));
+    std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 5_000, 4, order);
+        for _ in 0..2 {
+            let before = job.progress(&job.name, "in");
+            let process = job.start(&file);
+            support::eventually(PATIENCE, "the job makes progress", || job.progress(&job.name, "in") > before);
+            process.kill();
+        }
+        load.stop()
+    });
+    job.drain(&file);
+    check(&job, |_| false);
+}
+
+#[test]
 fn without_its_state_folder_a_job_restores_from_the_changelog() {
     let Some(cluster) = support::broker("a job whose state folder is gone") else { return };
     let job = Job::new(cluster, "aggregate-folder", 4);
@@ -192,6 +211,82 @@ fn without_its_state_folder_a_job_restores_from_the_changelog() {
     job.produce_keyed("in", 4, (1_000..2_000).map(order));
     job.drain(&file);
     check(&job, |_| false);
+}
+
+/// How many changelog records a run read before it began.
+fn restored(log: &str) -> u64 {
+    let counts = log.lines().filter(|line| line.contains("state restored"));
+    let count = |line: &str| {
+        // Logs may be coloured.
+        let (_, rest) = line.split_once("records")?;
+        rest.trim_start_matches(|c: char| !c.is_ascii_digit())
+            .split(|c: char| !c.is_ascii_digit())
+            .next()?
+            .parse::<u64>()
+            .ok()
+    };
+    let counts: Vec<u64> = counts.map(|line| count(line).unwrap_or_else(|| panic!("{line}"))).collect();
+    assert!(!counts.is_empty(), "nothing was restored: {log}");
+    counts.iter().sum()
+}
+
+#[test]
+fn a_restart_reads_the_tail_of_the_changelog_alone() {
+    let Some(cluster) = support::broker("a job that keeps its state on disk") else { return };
+    let job = Job::new(cluster, "aggregate-tail", 4);
+    let file = job.file(TOPOLOGY);
+    let through = |count: u64| {
+        support::eventually(PATIENCE, "all are through", || job.progress(&job.name, "in") >= count as i64);
+    };
+    let process = job.start(&file);
+    job.produce_keyed("in", 4, (0..4_000).map(order));
+    through(4_000);
+    // The next batches ask for the ends, and are told: longer than bounds rest.
+    for count in [4_010, 4_020, 4_030] {
+        support::pass(Duration::from_secs(3));
+        job.produce_keyed("in", 4, (count - 10..count).map(order));
+        through(count);
+    }
+    process.kill();
+    let run = |count: u64| {
+        job.produce_keyed("in", 4, (count - 1..count).map(order));
+        let output = job.run_drain(&file);
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{log}");
+        restored(&log)
+    };
+    let tail = run(4_031);
+    assert!(tail < 100, "{tail} records were read after kill -9");
+    assert_eq!(run(4_032), 0, "after a stop in good order there is nothing to read");
+    check(&job, |_| false);
+
+    // Yesterday's files, and a file that is none.
+    let stores =
+        fs::read_dir(job.path().with_file_name("state").join("semel").join(&job.name).join(&job.name)).unwrap();
+    let stores =
+        stores.map(|slot| slot.unwrap().path().join("stores")).find(|stores| stores.is_dir()).expect("stores on disk");
+    let yesterday = job.path().with_file_name("yesterday");
+    copy(&stores, &yesterday);
+    job.produce_keyed("in", 4, (4_032..4_132).map(order));
+    job.drain(&file);
+    fs::remove_dir_all(&stores).unwrap();
+    copy(&yesterday, &stores);
+    let read = run(4_133);
+    assert!((50..200).contains(&read), "{read} records were read for yesterday's files");
+    fs::write(stores.join("version"), b"no version of it").unwrap();
+    assert!(run(4_134) > 4_000 / 2, "all is read for files that say nothing");
+    check(&job, |_| false);
+}
+
+fn copy(from: &std::path::Path, to: &std::path::Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &target),
+            false => drop(fs::copy(entry.path(), target).unwrap()),
+        }
+    }
 }
 
 /// Transactions that time out while the process sleeps: what they would have written leaves the state too.
