@@ -151,7 +151,11 @@ fn unrepeatable(topology: &Topology, stage: &Stage) -> BTreeMap<NodeId, String> 
             NodeKind::Route { routes, .. } => routes.iter().map(|route| &route.condition).collect(),
             NodeKind::Rekey { key } => vec![key],
             NodeKind::Aggregate(aggregate) => aggregate.fields.iter().filter_map(|field| field.of.as_ref()).collect(),
-            NodeKind::Source(_) | NodeKind::KafkaSink(_) | NodeKind::PostgresSink(_) => Vec::new(),
+            NodeKind::Repartition(repartition) => vec![&repartition.key],
+            NodeKind::Source(_)
+            | NodeKind::Repartitioned { .. }
+            | NodeKind::KafkaSink(_)
+            | NodeKind::PostgresSink(_) => Vec::new(),
         };
         let own = programs.iter().find_map(|program| program.uses().nondeterministic_functions.first());
         let own = own.map(|function| format!("node {} calls {function}", node.name));

@@ -4,7 +4,7 @@ use sha2::{Digest, Sha256};
 
 use crate::chunk::{Chunk, Target, TargetId};
 use crate::expr::{Fault, Metadata, Program, Runtime};
-use crate::ids::EventId;
+use crate::ids::{EventId, Identity};
 use crate::json::{unwritable, write, write_string};
 use crate::record::Input;
 use crate::topology::spec::{self, AggregateTombstones, Field};
@@ -120,7 +120,13 @@ impl Aggregate {
             cell.write(&mut self.output);
         }
         self.output.push(b'}');
-        Ok(Some(EventId::of_state(&self.name, &self.key, revision, event.time_ms)))
+        // Behind a repartition only the record's own id knows the event's time.
+        let carried = || match record.identity(event) {
+            Identity::Known(id) => id.time_ms(),
+            Identity::Unknown | Identity::Place(..) => None,
+        };
+        let time_ms = event.time_ms.or_else(carried);
+        Ok(Some(EventId::of_state(&self.name, &self.key, revision, time_ms)))
     }
 
     /// The last update: a JSON object.

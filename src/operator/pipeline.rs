@@ -8,12 +8,12 @@ use crate::chunk::{Chunk, Target, TargetId};
 use crate::clock::Clock;
 use crate::commit::progress::BatchId;
 use crate::error::Failure;
-use crate::expr::{Fault, Runtime};
+use crate::expr::{Fault, Program, Runtime};
 use crate::ids::Deriver;
 use crate::record::{Input, Position};
 use crate::reject::{Reject, dead_letter};
 use crate::topology::plan::{Plan, PlannedStore, StageKind};
-use crate::topology::spec::{self, KafkaSink, Node, NodeId, NodeKind, OnError, Topology};
+use crate::topology::spec::{self, Node, NodeId, NodeKind, OnError, Repartition, Topology};
 
 use super::aggregate::{Aggregate, Stamp, stamp};
 use super::filter::Filter;
@@ -30,8 +30,8 @@ use super::{Counts, Pool, Slot};
 /// What a stage runs in.
 #[derive(Clone, Debug)]
 pub struct Environment {
-    /// The topics that the stage writes: those of its sinks and the changelogs of its stores (found by name), and the
-    /// dead letters.
+    /// The topics that the stage writes: those of its sinks, its repartitions and the changelogs of its stores (found by
+    /// name), and the dead letters.
     pub targets: Vec<Target>,
     /// The broker's ids of the source topics, by name.
     pub topic_ids: HashMap<String, Uuid>,
@@ -109,7 +109,7 @@ impl Pipeline {
             .collect::<Result<Vec<_>, Failure>>()?;
         Ok(Pipeline {
             topology: topology.name.clone(),
-            names: topology.nodes.iter().map(|node| (node.name.clone(), node.on_error)).collect(),
+            names: topology.nodes.iter().map(|node| (node.declared_name().to_owned(), node.on_error)).collect(),
             queues: vec![Vec::new(); steps.len()],
             counts: Counts::new(topology.nodes.len()),
             dead_letters: (environment.dead_letters, dead_letters),
@@ -311,8 +311,17 @@ fn takers(topology: &Topology, from: NodeId, output: usize, nodes: &[NodeId]) ->
 
 fn source(topology: &Topology, id: NodeId, environment: &Environment) -> Result<Source, Failure> {
     let Node { name, kind, .. } = &topology.nodes[id.0];
-    let NodeKind::Source(source) = kind else {
-        return Err(Failure::refused(format!("`{name}` is planned as a source, but is none")));
+    let topic_id = |topic: &String| {
+        let id = environment.topic_ids.get(topic).copied();
+        id.ok_or_else(|| Failure::refused(format!("source `{name}`: the id of the topic `{topic}` is unknown")))
+    };
+    let source = match kind {
+        NodeKind::Source(source) => source,
+        NodeKind::Repartitioned { topic, format } => {
+            let own = Topic { name: topic.clone(), id: topic_id(topic)?, own: true };
+            return Ok(Source::new(name, &spec::Source::plain(topic, *format), vec![own]));
+        }
+        _ => return Err(Failure::refused(format!("`{name}` is planned as a source, but is none"))),
     };
     let written: Vec<&str> = topology
         .nodes
@@ -323,10 +332,7 @@ fn source(topology: &Topology, id: NodeId, environment: &Environment) -> Result<
         })
         .collect();
     let topic = |topic: &String| {
-        let id = environment.topic_ids.get(topic).copied();
-        let id =
-            id.ok_or_else(|| Failure::refused(format!("source `{name}`: the id of the topic `{topic}` is unknown")))?;
-        Ok(Topic { name: topic.clone(), id, own: written.contains(&topic.as_str()) })
+        Ok(Topic { name: topic.clone(), id: topic_id(topic)?, own: written.contains(&topic.as_str()) })
     };
     let topics = source.topics.iter().map(topic).collect::<Result<Vec<_>, Failure>>()?;
     Ok(Source::new(name, source, topics))
@@ -356,8 +362,15 @@ fn step(
         }
         NodeKind::Rekey { key } => Operator::Rekey(Rekey { key: key.clone() }),
         NodeKind::Aggregate(spec) => Operator::Aggregate(Box::new(aggregate(id, spec, stores, environment)?)),
-        NodeKind::KafkaSink(sink) => Operator::Sink(Box::new(kafka_sink(topology, node, sink, environment)?)),
-        NodeKind::Source(_) | NodeKind::PostgresSink(_) => {
+        NodeKind::KafkaSink(sink) => {
+            Operator::Sink(Box::new(kafka_sink(topology, node, &sink.topic, sink.key.clone(), environment)?))
+        }
+        NodeKind::Repartition(repartition) => {
+            let Repartition { topic, key, tombstones } = repartition;
+            let sink = kafka_sink(topology, node, topic, Some(key.clone()), environment)?;
+            Operator::Sink(Box::new(Sink { repartition: Some(*tombstones), ..sink }))
+        }
+        NodeKind::Source(_) | NodeKind::Repartitioned { .. } | NodeKind::PostgresSink(_) => {
             return Err(Failure::refused(format!("`{}` cannot run in the Kafka stage", node.name)));
         }
     };
@@ -383,19 +396,26 @@ fn aggregate(
     Ok(Aggregate::new(StoreId(store), name.clone(), spec, changelog))
 }
 
-fn kafka_sink(topology: &Topology, node: &Node, sink: &KafkaSink, environment: &Environment) -> Result<Sink, Failure> {
-    let found = environment.targets.iter().position(|target| *target.topic == *sink.topic);
+fn kafka_sink(
+    topology: &Topology,
+    node: &Node,
+    topic: &str,
+    key: Option<Program>,
+    environment: &Environment,
+) -> Result<Sink, Failure> {
+    let found = environment.targets.iter().position(|target| *target.topic == *topic);
     let Some(at) = found else {
-        return Err(Failure::refused(format!("sink `{}`: the topic `{}` is unknown", node.name, sink.topic)));
+        return Err(Failure::refused(format!("sink `{}`: the topic `{topic}` is unknown", node.name)));
     };
     Ok(Sink {
         ids: Deriver::new(&topology.name, &node.name),
-        key: sink.key.clone(),
+        key,
         id: TargetId(at as u32),
         target: environment.targets[at].clone(),
         now_ms: environment.clock.now_ms(),
         clock: environment.clock.clone(),
         audit: topology.audit.then(|| topology.name.as_str().into()),
+        repartition: None,
         buffer: Vec::new(),
     })
 }

@@ -107,7 +107,8 @@ impl Build {
         };
         let fields = fields.iter().map(field).collect();
         let tombstones = AggregateTombstones::Drop;
-        self.node(name, &[input], NodeKind::Aggregate(Aggregate { key_field: "key".to_owned(), fields, tombstones }))
+        let key_field = "key".to_owned();
+        self.node(name, &[input], NodeKind::Aggregate(Aggregate { group_by: None, key_field, fields, tombstones }))
     }
 
     pub(super) fn route(self, name: &str, input: &str, routes: &[(&str, &str)]) -> Build {

@@ -26,13 +26,14 @@ use crate::runtime::past;
 use crate::runtime::positions::Positions;
 use crate::runtime::postgres_task::PostgresTask;
 use crate::runtime::preflight::{self, StageTopics};
+use crate::runtime::purge::Purge;
 use crate::runtime::subscriptions::{Subscription, Subscriptions};
 use crate::runtime::task::Task;
 use crate::runtime::worker::{RetryTopic, Worker, WorkerOptions};
 use crate::sink::postgres::{self, Checked, StageName, Store};
 use crate::store::Disk;
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{Membership, NodeKind, Stores, Topology};
+use crate::topology::spec::{Membership, Stores, Topology};
 
 const ASK: Duration = Duration::from_secs(10);
 const REACH: Duration = Duration::from_secs(8);
@@ -133,8 +134,19 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
             Moved::new(&stage.group, topics.partitions().collect(), Arc::clone(status))
         })
         .collect();
+    let mut purges: Vec<Purge> = stages
+        .iter()
+        .zip(&topics)
+        .map(|(stage, topics)| {
+            let own = plan.repartitions(stage);
+            let partitions = topics.partitions().filter(|p| own.iter().any(|topic| *p.topic == **topic));
+            Purge::new(&stage.group, partitions.collect())
+        })
+        .filter(|purge| !purge.is_empty())
+        .collect();
     let watched = watch(&running, drain, &mut looked_after, &options.stop, &admin, &mut || {
         moved.iter_mut().for_each(|moved| moved.look(&admin));
+        purges.iter_mut().for_each(|purge| purge.look(&admin));
         display.tick(|| preflight::lags(&admin, &stages, &topics));
     });
     options.stop.store(true, Ordering::SeqCst);
@@ -426,11 +438,9 @@ impl Job<'_> {
                 };
                 let mut by_topic = HashMap::new();
                 for id in sources {
-                    if let NodeKind::Source(source) = &topology.nodes[id.0].kind {
-                        by_topic.extend(source.topics.iter().map(|topic| (topic.clone(), *id)));
-                    }
+                    by_topic.extend(topology.topics(*id).into_iter().map(|topic| (topic, *id)));
                 }
-                let names = topology.nodes.iter().map(|node| node.name.clone()).collect();
+                let names = topology.nodes.iter().map(|node| node.declared_name().to_owned()).collect();
                 let pipeline = Pipeline::new(self.plan, environment)?;
                 let stores = self.plan.stores(stage).into_iter().zip(topics.changelogs.iter().map(|(_, info)| info.id));
                 let connection = self.named(&format!("{identity}.restore"));

@@ -43,7 +43,8 @@ pub fn read_topics(topology: &Topology, stage: &Stage) -> Vec<(String, Start)> {
                 topics.extend(names.iter().map(|t| (t.clone(), *start)))
             }
             NodeKind::KafkaSink(sink) => topics.push((sink.topic.clone(), Start::Earliest)),
-            _ => unreachable!("only sources and Kafka sinks have topics"),
+            NodeKind::Repartitioned { topic, .. } => topics.push((topic.clone(), Start::Earliest)),
+            _ => unreachable!("no other node is read"),
         }
     }
     topics
@@ -96,6 +97,9 @@ pub fn topics(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<Stage
     infos.extend(new);
     let retries: BTreeSet<String> = stages.iter().map(|stage| plan.retry(stage)).collect();
     infos.extend(describe(admin, &retries)?);
+    for stage in stages {
+        infos.extend(repartitions(plan, stage, &infos, admin)?);
+    }
     let changelogs = stages.iter().flat_map(|stage| plan.stores(stage));
     let changelogs = changelogs.map(|store| changelog(&store, &infos, admin)).collect::<Result<Vec<_>, _>>()?;
     infos.extend(changelogs);
@@ -114,7 +118,8 @@ fn inspect<'a>(plan: &'a Plan, stages: &[&Stage], admin: &Admin) -> Result<Found
     let infos = describe(admin, &names)?;
     let mut found = Found { missing: Vec::new(), problems: Vec::from_iter(limits(topology, admin)), infos };
     for stage in stages {
-        for (topic, _) in read_topics(topology, stage) {
+        let own = plan.repartitions(stage);
+        for (topic, _) in read_topics(topology, stage).into_iter().filter(|(topic, _)| !own.contains(topic)) {
             // The stage that writes it answers for it.
             let written = |stage: &&Stage| written_topics(topology, stage).iter().any(|(_, t, _)| *t == topic);
             if !found.infos.contains_key(&topic) && !stages.iter().any(written) {
@@ -162,6 +167,31 @@ fn unfit(topology: &Topology, store: &PlannedStore, infos: &BTreeMap<String, Top
         return None;
     };
     Some(Problem { setting: vec!["transforms".to_owned(), topology.nodes[node.0].name.clone()], message })
+}
+
+/// Makes the topics through which a stage sends records to itself, where they are not there: with as many partitions as the
+/// widest of their sources. Records stay until they are processed, and are deleted then.
+fn repartitions(
+    plan: &Plan,
+    stage: &Stage,
+    infos: &BTreeMap<String, TopicInfo>,
+    admin: &Admin,
+) -> Result<Vec<(String, TopicInfo)>, Failure> {
+    let StageKind::Kafka { nodes, .. } = &stage.kind else { return Ok(Vec::new()) };
+    let mut made = Vec::new();
+    for id in nodes {
+        let Some(topic) = plan.topology.repartition(*id) else { continue };
+        let sources = plan.topology.sources_of(*id).flat_map(|source| &source.topics);
+        let read: Vec<&TopicInfo> = sources.filter_map(|topic| infos.get(topic)).collect();
+        let partitions = read.iter().map(|info| info.partitions).max().unwrap_or(1);
+        let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
+        let config = [("retention.ms", "-1".to_owned()), ("max.message.bytes", largest.max(1 << 20).to_string())];
+        let info = admin
+            .internal_topic(&topic, partitions, &config)
+            .map_err(|e| asked(&e, &format!("cannot create the repartition topic {topic:?}")))?;
+        made.push((topic, info));
+    }
+    Ok(made)
 }
 
 /// Makes the changelog of a store, where it is not there: with a partition for each of the source.
@@ -215,6 +245,7 @@ fn stage_topics(plan: &Plan, stage: &Stage, infos: &BTreeMap<String, TopicInfo>,
     let changelogs: Vec<(String, TopicInfo)> =
         plan.stores(stage).into_iter().map(|s| (s.changelog.clone(), infos[&s.changelog].clone())).collect();
     targets.extend(changelogs.iter().map(|(topic, info)| info.target(topic.as_str())));
+    targets.extend(plan.repartitions(stage).into_iter().map(|topic| infos[&topic].target(topic)));
     targets.push(dead_letters.clone());
     StageTopics {
         changelogs,
@@ -340,11 +371,13 @@ fn kept_by_time(info: &TopicInfo) -> Option<Duration> {
 /// what is wrong. Blocks.
 pub fn retention_problems(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<Vec<(String, String)>, Failure> {
     let written = written_topics(&plan.topology, stage);
+    let own = plan.repartitions(stage);
+    let reads: Vec<String> = plan.reads(stage).into_iter().filter(|topic| !own.contains(topic)).collect();
     let names: BTreeSet<String> =
-        plan.reads(stage).into_iter().chain(written.iter().map(|(_, topic, _)| (*topic).to_owned())).collect();
+        reads.iter().cloned().chain(written.iter().map(|(_, topic, _)| (*topic).to_owned())).collect();
     let infos = describe(admin, &names)?;
     // The one that is kept for longest; for ever before all others.
-    let read = plan.reads(stage).into_iter().filter_map(|topic| Some((kept_by_time(infos.get(&topic)?), topic)));
+    let read = reads.into_iter().filter_map(|topic| Some((kept_by_time(infos.get(&topic)?), topic)));
     let Some((longest, topic)) = read.max_by_key(|(kept, _)| kept.unwrap_or(Duration::MAX)) else {
         return Ok(Vec::new());
     };

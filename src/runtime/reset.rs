@@ -230,6 +230,8 @@ fn fits(plan: &Plan, stages: &[&Stage], positions: &Positions) -> Result<(), Fai
 struct Looked<'a> {
     stage: &'a Stage,
     retry: String,
+    /// Topics through which the stage sends records to itself.
+    own: Vec<String>,
     topics: BTreeMap<String, (Uuid, i32)>,
     commits: BTreeMap<TopicPartition, Option<(Position, Option<Uuid>)>>,
     low: BTreeMap<TopicPartition, Position>,
@@ -276,7 +278,15 @@ impl<'a> Looked<'a> {
             }
         }
         let ends = |at| ends(admin, &partitions, at);
-        Ok(Looked { stage, retry, topics, commits, low: ends(At::Earliest)?, high: ends(At::Latest)? })
+        Ok(Looked {
+            stage,
+            retry,
+            own: plan.repartitions(stage),
+            topics,
+            commits,
+            low: ends(At::Earliest)?,
+            high: ends(At::Latest)?,
+        })
     }
 
     fn changes(&self, to: &To, memory: &Memory, admin: &Admin) -> Result<Vec<Change>, Failure> {
@@ -293,6 +303,8 @@ impl<'a> Looked<'a> {
             let (low, high) = (self.low[partition], self.high[partition]);
             let from = commit.filter(|(_, id)| id.is_none_or(|id| id == topic_id)).map(|(position, _)| position);
             let target = match to {
+                // What it sent to itself it sends again.
+                _ if self.own.iter().any(|topic| *topic == *partition.topic) => high,
                 To::Positions(positions) => match self.given(positions, partition, topic_id, low, high)? {
                     Some(position) => position,
                     None => continue,

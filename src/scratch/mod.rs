@@ -320,6 +320,7 @@ impl World {
         let sinks = self.topology.nodes.iter().filter_map(|node| match &node.kind {
             NodeKind::KafkaSink(sink) => Some(sink.topic.clone()),
             NodeKind::Aggregate(_) => Some(format!("{}.changelog", node.name)),
+            NodeKind::Repartition(_) => Some(format!("{}.repartition", node.declared_name())),
             _ => None,
         });
         let own = ["dead-letters", "job"].map(str::to_owned);

@@ -16,7 +16,7 @@ use crate::operator::{Environment, Memory, Pipeline, StoreId};
 use crate::record::{Headers, Input, Offset};
 use crate::reject::Reject;
 use crate::topology::plan::{Plan, PlannedStore, StageKind};
-use crate::topology::spec::{NodeId, NodeKind, OnError, TestCase, TestInput, Topology};
+use crate::topology::spec::{Node, NodeId, NodeKind, OnError, TestCase, TestInput, Topology};
 
 /// Where the clock stands: 2026-01-01T00:00:00Z. It is the timestamp of test records that name none.
 const NOW_MS: i64 = 1_767_225_600_000;
@@ -204,8 +204,17 @@ impl<'p> Job<'p> {
         for (target, output) in outputs {
             if target.0 as usize + 1 == self.targets.len() {
                 self.letters.push(letter(&output));
-            } else {
-                self.append(output);
+                continue;
+            }
+            // What the stage sends to itself it reads next.
+            let nodes = &self.plan.topology.nodes;
+            let reads =
+                |node: &Node| matches!(&node.kind, NodeKind::Repartitioned { topic, .. } if *topic == output.topic);
+            let reader = nodes.iter().position(reads).map(NodeId);
+            let record = self.records.len();
+            self.append(output);
+            if let Some(reader) = reader {
+                self.kafka_stage(reader, record)?;
             }
         }
         Ok(())
@@ -280,6 +289,15 @@ fn targets(plan: &Plan) -> Vec<Target> {
             timestamp_after_max_ms: number("message.timestamp.after.max.ms").unwrap_or(i64::MAX),
         });
     }
+    let repartitions = plan.stages.iter().flat_map(|stage| plan.repartitions(stage)).map(|topic| Target {
+        topic: topic.into(),
+        partitions: 1,
+        max_message_bytes: MAX_MESSAGE_BYTES,
+        compacted: false,
+        timestamp_before_max_ms: i64::MAX,
+        timestamp_after_max_ms: i64::MAX,
+    });
+    targets.extend(repartitions);
     let changelogs = plan.stages.iter().flat_map(|stage| plan.stores(stage)).map(|store| Target {
         topic: store.changelog.into(),
         partitions: i32::MAX,

@@ -312,6 +312,13 @@ pub const AGGREGATE: Section = Section {
         key("type", "`\"aggregate\"`", "required", TYPE),
         INPUTS,
         key(
+            "group_by",
+            "VRL",
+            "the record's key",
+            "the key to group by, as in `rekey`; records go through the topic `<name>.NAME.repartition` then, so that those \
+             of one key meet in one partition",
+        ),
+        key(
             "fields",
             "a table",
             "required",

@@ -140,15 +140,43 @@ pub struct Node {
     pub kind: NodeKind,
 }
 
+impl Node {
+    /// The name of the node of the file that it is, or that it was made for.
+    pub fn declared_name(&self) -> &str {
+        self.name.split(':').next().unwrap_or(&self.name)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub enum NodeKind {
     Source(Source),
-    Filter { condition: Program, tombstones: Tombstones },
-    Remap { source: Program, tombstones: Tombstones },
-    Route { routes: Vec<Route>, tombstones: Tombstones },
-    FlatMap { source: Program, tombstones: Tombstones },
-    Rekey { key: Program },
+    Filter {
+        condition: Program,
+        tombstones: Tombstones,
+    },
+    Remap {
+        source: Program,
+        tombstones: Tombstones,
+    },
+    Route {
+        routes: Vec<Route>,
+        tombstones: Tombstones,
+    },
+    FlatMap {
+        source: Program,
+        tombstones: Tombstones,
+    },
+    Rekey {
+        key: Program,
+    },
     Aggregate(Aggregate),
+    /// Writes records under the key that they are grouped by; the loader puts it before an aggregate.
+    Repartition(Repartition),
+    /// Reads what a repartition wrote, which is its one input.
+    Repartitioned {
+        topic: String,
+        format: Format,
+    },
     KafkaSink(KafkaSink),
     PostgresSink(PostgresSink),
 }
@@ -193,9 +221,19 @@ pub enum Tombstones {
     Process,
 }
 
+#[derive(Clone, Debug)]
+pub struct Repartition {
+    /// `<topology>.<node>.repartition`
+    pub topic: String,
+    pub key: Program,
+    pub tombstones: AggregateTombstones,
+}
+
 /// Folds the records of a key.
 #[derive(Clone, Debug)]
 pub struct Aggregate {
+    /// The key that records are grouped by; none: the one that they have.
+    pub group_by: Option<Program>,
     /// The member of an update that holds the key.
     pub key_field: String,
     /// The other members, in the order of the file.

@@ -37,6 +37,7 @@ pub fn json(plan: &Plan) -> Value {
                 "transactional_ids": transactional_ids(plan, stage),
                 "reads": plan.reads(stage),
                 "writes": plan.writes(stage),
+                "repartitions": plan.repartitions(stage),
                 "stores": stores,
                 "retry_topic": plan.retry(stage),
                 "nodes": nodes,

@@ -75,6 +75,9 @@ fn describe_stage(out: &mut String, plan: &Plan, stage: &Stage) {
     if !writes.is_empty() {
         line(out, "writes", &writes.join(", "));
     }
+    for topic in plan.repartitions(stage) {
+        line(out, "repartitions by", &topic);
+    }
     for store in plan.stores(stage) {
         line(out, "store", &format!("{}, restored from {}", store.name, store.changelog));
     }
@@ -125,6 +128,10 @@ fn details(kind: &NodeKind) -> String {
             };
             aggregate.fields.iter().map(field).collect::<Vec<_>>().join(", ")
         }
+        NodeKind::Repartition(repartition) => {
+            format!("topic {}, key {}", repartition.topic, one_line(repartition.key.source()))
+        }
+        NodeKind::Repartitioned { topic, format } => format!("topic {topic}, {}", format_word(*format)),
         NodeKind::KafkaSink(sink) => {
             let key = sink.key.as_ref().map_or("the input's".to_owned(), |key| one_line(key.source()));
             let mut text = format!("topic {}, key {key}", sink.topic);

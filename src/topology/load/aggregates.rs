@@ -11,7 +11,9 @@ use super::semantics::{Unstable, overlap};
 use crate::expr::Role;
 use crate::topology::finding::{code, did_you_mean};
 use crate::topology::keys;
-use crate::topology::spec::{Aggregate, AggregateTombstones, Field, Function, NodeKind, Port};
+use crate::topology::spec::{
+    Aggregate, AggregateTombstones, Field, Function, Node, NodeId, NodeKind, Port, Repartition, Topology,
+};
 
 const HELP: &str = "such as fields = { orders = \"count\", revenue = { sum = '.total' } }";
 const LIMIT: usize = 1000;
@@ -20,6 +22,8 @@ pub fn read(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
     let key_field = cx.string(table, "key_field").map_or_else(|| "key".to_owned(), |text| text.value);
     let words = [("drop", AggregateTombstones::Drop), ("reject", AggregateTombstones::Reject)];
     let tombstones = cx.choice(table, "tombstones", &words).unwrap_or(AggregateTombstones::Drop);
+    let group_by = cx.expression(table, "group_by", Role::Value);
+    let group_by_fails = table.get("group_by").is_some() && group_by.is_none();
     let Some(item) = table.get("fields") else {
         cx.missing(table, "fields", HELP);
         return;
@@ -38,9 +42,10 @@ pub fn read(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
         }
         fields.push(field(cx, name.get_ref(), name.span(), item));
     }
-    let complete = !fields.is_empty() && fields.iter().all(Option::is_some);
+    let complete = !group_by_fails && !fields.is_empty() && fields.iter().all(Option::is_some);
     draft.kind = complete.then(|| {
-        NodeKind::Aggregate(Aggregate { key_field, fields: fields.into_iter().flatten().collect(), tombstones })
+        let fields = fields.into_iter().flatten().collect();
+        NodeKind::Aggregate(Aggregate { group_by, key_field, fields, tombstones })
     });
 }
 
@@ -98,41 +103,68 @@ fn function(cx: &mut Cx<'_>, name: &str, name_span: std::ops::Range<usize>, item
 
 /// Reports aggregates that would meet the records of one key in several partitions: each would keep its own part.
 pub fn check(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
-    for (id, draft) in drafts.iter().enumerate().filter(|(_, draft)| is_aggregate(draft)) {
-        let above = above(inputs, id);
+    for (id, draft) in drafts.iter().enumerate().filter(|(_, draft)| groups(draft) == Some(false)) {
+        let above = above(drafts, inputs, id);
         if let Some(rekey) = above.iter().find(|id| matches!(drafts[**id].kind, Some(NodeKind::Rekey { .. }))) {
             let message =
                 format!("{} comes behind `{}`, which gives records another key", draft.what(), drafts[*rekey].name);
             cx.found.error(code::AGGREGATE_KEY, draft.name_span.clone(), message).help(
-                "records of the new key lie in all partitions: write them to a topic by a Kafka sink with that key, and \
-                 aggregate the topic in another file",
+                "records of the new key lie in all partitions: group by it here, as with group_by = '.customer_id', or by what \
+                 the other node gave: group_by = \"%key\"",
             );
         }
-        let topics: BTreeSet<&str> =
-            above.iter().flat_map(|id| &drafts[*id].topics).map(|topic| topic.value.as_str()).collect();
+        let regrouped = above.iter().filter(|id| groups(&drafts[**id]) == Some(true));
+        let regrouped = regrouped.map(|id| format!("what `{}` groups", drafts[*id].name));
+        let topics = above.iter().flat_map(|id| &drafts[*id].topics).map(|topic| topic.value.clone());
+        let topics: BTreeSet<String> = topics.chain(regrouped).collect();
         if topics.len() > 1 {
-            let topics: Vec<&str> = topics.into_iter().collect();
+            let topics = Vec::from_iter(topics);
             let message = format!("{} takes from several topics: {}", draft.what(), topics.join(", "));
             cx.found.error(code::AGGREGATE_KEY, draft.name_span.clone(), message).help(
-                "their partitions may be with several workers: bring the records into one topic by a Kafka sink, and \
-                 aggregate that topic in another file",
+                "their partitions may be with several workers: bring the records of a key together by \
+                 group_by = \"%key\"",
             );
         }
     }
 }
 
-fn is_aggregate(draft: &Draft) -> bool {
-    matches!(draft.kind, Some(NodeKind::Aggregate(_)))
+/// Whether an aggregate brings the records of a key together itself; none for another node.
+fn groups(draft: &Draft) -> Option<bool> {
+    match &draft.kind {
+        Some(NodeKind::Aggregate(aggregate)) => Some(aggregate.group_by.is_some()),
+        _ => None,
+    }
 }
 
-/// All nodes that a node's records come through, each once.
-fn above(inputs: &[Vec<Port>], of: usize) -> BTreeSet<usize> {
+/// All nodes that a node's records come through, each once, up to where they were brought together by key.
+fn above(drafts: &[Draft], inputs: &[Vec<Port>], of: usize) -> BTreeSet<usize> {
     let mut found = BTreeSet::new();
     let mut waiting = vec![of];
     while let Some(id) = waiting.pop() {
-        waiting.extend(inputs[id].iter().map(|port| port.node.0).filter(|id| found.insert(*id)));
+        let new = inputs[id].iter().map(|port| port.node.0).filter(|id| found.insert(*id));
+        waiting.extend(new.filter(|id| groups(&drafts[*id]) != Some(true)));
     }
     found
+}
+
+/// Puts a topic before every aggregate that groups by something else than the key its records have: a node that writes it
+/// and one that reads it. They are named after the aggregate, which is what messages name.
+pub fn regroup(topology: &mut Topology) {
+    for id in 0..topology.nodes.len() {
+        let format = topology.format_into(NodeId(id));
+        let next = topology.nodes.len();
+        let (name, node) = (topology.name.clone(), &mut topology.nodes[id]);
+        let NodeKind::Aggregate(Aggregate { group_by: Some(key), tombstones, .. }) = &node.kind else { continue };
+        let topic = format!("{name}.{}.repartition", node.name);
+        let repartition = Repartition { topic: topic.clone(), key: key.clone(), tombstones: *tombstones };
+        let on_error = node.on_error;
+        let made = |word: &str, inputs, kind| Node { name: format!("{}:{word}", node.name), inputs, on_error, kind };
+        let port = |node| vec![Port { node: NodeId(node), output: 0 }];
+        let writer = made("repartition", node.inputs.clone(), NodeKind::Repartition(repartition));
+        let reader = made("repartitioned", port(next), NodeKind::Repartitioned { topic, format });
+        node.inputs = port(next + 1);
+        topology.nodes.extend([writer, reader]);
+    }
 }
 
 /// What another attempt may change of an aggregate's updates, from what it may change of the records.

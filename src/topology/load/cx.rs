@@ -14,10 +14,6 @@ use crate::topology::spec::UnsetVariable;
 
 pub type Item<'t> = Spanned<DeValue<'t>>;
 
-/// What stands for a key that `aggregate` does not have.
-const GROUP_BY: &str = "records are grouped by their key: write them to a topic by a Kafka sink with `key` set to this \
-                        expression, and aggregate that topic in another file";
-
 /// The checker's state: the file, its findings so far, and variables without a value.
 pub struct Cx<'a> {
     pub text: &'a str,
@@ -113,7 +109,6 @@ impl<'a> Cx<'a> {
             let near = nearest(name, table.section.names());
             let one_off = near.filter(|near| strsim::osa_distance(name, near) <= 1);
             let help = match (one_off, belongs_to(name), near) {
-                _ if name == "group_by" => GROUP_BY.to_owned(),
                 (Some(near), ..) | (None, None, Some(near)) => format!("did you mean `{near}`?"),
                 (None, Some(place), _) => place,
                 (None, None, None) => {

@@ -64,7 +64,10 @@ pub fn load(text: &str, file: &str, env: &dyn Fn(&str) -> Option<String>) -> Loa
     let unset = std::mem::take(&mut cx.unset);
     let findings = cx.found.finish();
     let good = !findings.iter().any(Finding::is_error);
-    Loaded { topology: topology.filter(|_| good).map(|topology| Topology { unset, ..topology }), findings }
+    let mut topology = topology.filter(|_| good).map(|topology| Topology { unset, ..topology });
+    // Only now is it sure that nodes do not go in a circle.
+    topology.iter_mut().for_each(aggregates::regroup);
+    Loaded { topology, findings }
 }
 
 /// Bytes of the file where a setting stands, such as `["sinks", "orders_table", "table"]`: its value; where there is

@@ -138,7 +138,10 @@ fn coordinates(cx: &mut Cx<'_>, drafts: &[Draft]) {
         };
         let places = cx.programs_of(&draft.name).into_iter();
         let reads = |key: &str| {
-            key == "event_id" || key == "key" || (key.starts_with("columns.") && Some(key) != version.as_deref())
+            key == "event_id"
+                || key == "key"
+                || key == "group_by"
+                || (key.starts_with("columns.") && Some(key) != version.as_deref())
         };
         for placed in places.filter(|placed| reads(&placed.key) && placed.program.uses().offset_or_partition) {
             let message = format!("`{}` is made of the record's place in the log", placed.key);
@@ -202,6 +205,7 @@ fn report_unstable(cx: &mut Cx<'_>, draft: &Draft, flow: &[Unstable]) {
     for placed in cx.programs_of(&draft.name) {
         let what = match &draft.kind {
             Some(NodeKind::KafkaSink(_) | NodeKind::Rekey { .. }) if placed.key == "key" => "the key",
+            Some(NodeKind::Aggregate(_)) if placed.key == "group_by" => "the key",
             Some(NodeKind::PostgresSink(sink)) => match placed.key.strip_prefix("columns.") {
                 Some(column) if Some(column) == sink.version.as_deref() => "the version",
                 Some(column) if sink.key.iter().any(|key| key == column) => "the key",

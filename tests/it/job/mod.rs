@@ -19,6 +19,7 @@ mod past;
 mod positions;
 mod records;
 mod refusals;
+mod regrouped;
 mod requests;
 mod reset;
 mod rights;
