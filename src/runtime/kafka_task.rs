@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::chunk::Chunk;
 use crate::commit::progress::BatchId;
+use crate::crash::{self, Point};
 use crate::error::Failure;
 use crate::kafka::{Admin, Connection};
 use crate::observe::status::StageStatus;
@@ -93,6 +94,8 @@ impl KafkaTask {
                 Changelog { topic: planned.changelog.as_str().into(), id: *id, stamp: pipeline.stamp(*store) }
             };
             let changelogs = stores.iter().map(changelog).collect();
+            // What is doubtful makes way: its files are the restore's from now on.
+            stores.iter().for_each(|store| pipeline.release(*store, partition.partition));
             let State { connection, admin, disk, .. } = &state;
             let begun = Restoring::begin(connection, admin, disk.as_ref(), changelogs, partition.partition)?;
             state.restoring.insert(partition.clone(), begun);
@@ -173,7 +176,12 @@ impl Task for KafkaTask {
     }
 
     fn committed(&mut self, batch: BatchId) {
+        if self.state.stores.is_empty() {
+            return;
+        }
+        crash::at(Point::BeforeApply);
         self.pipeline.committed(batch);
+        crash::at(Point::AfterApply);
     }
 
     fn abandon(&mut self) {

@@ -4,13 +4,16 @@
 //! read again. Changes and checkpoint go to disk together or not at all, in the order of the commits, so that what a crash
 //! leaves is the state as it was at some commit; whole values from the bound on make it the present one.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fjall::{Database, Keyspace, KeyspaceCreateOptions};
 use uuid::Uuid;
 
+use crate::crash::{self, Point};
 use crate::error::Failure;
 use crate::operator::{Stamp, Store, Writes};
 use crate::record::{Position, TopicPartition};
@@ -29,6 +32,8 @@ const JOURNAL: u64 = 64 << 20;
 pub struct Disk {
     database: Database,
     checkpoints: Keyspace,
+    /// Names of parts that are in use: whoever still writes to one is waited for.
+    taken: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl fmt::Debug for Disk {
@@ -65,11 +70,11 @@ impl Disk {
         let database =
             Database::builder(folder).cache_size(CACHE).max_journaling_size(JOURNAL).worker_threads(1).open()?;
         let checkpoints = database.keyspace(CHECKPOINTS, KeyspaceCreateOptions::default)?;
-        Ok(Disk { database, checkpoints })
+        Ok(Disk { database, checkpoints, taken: Arc::default() })
     }
 
     /// The state of a partition, as far as it is there; else it is empty and has to be restored in full. `id` is the topic's,
-    /// `log` what it holds.
+    /// `log` what it holds. `None`: somebody has it still, such as a restore that is on its way to its end.
     ///
     /// # Errors
     /// The disk does.
@@ -79,8 +84,13 @@ impl Disk {
         id: Uuid,
         stamp: Stamp,
         log: (Position, Position),
-    ) -> Result<DiskPart, Failure> {
-        self.try_part(changelog, id, stamp, log).map_err(|error| failed(changelog, &error))
+    ) -> Result<Option<DiskPart>, Failure> {
+        let name = changelog.to_string();
+        if !self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
+            return Ok(None);
+        }
+        let guard = Guard { name, taken: Arc::clone(&self.taken) };
+        self.try_part(changelog, id, stamp, log, guard).map(Some).map_err(|error| failed(changelog, &error))
     }
 
     fn try_part(
@@ -89,8 +99,9 @@ impl Disk {
         id: Uuid,
         stamp: Stamp,
         (low, high): (Position, Position),
+        guard: Guard,
     ) -> fjall::Result<DiskPart> {
-        let name = changelog.to_string();
+        let name = guard.name.clone();
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE);
         let mut keyspace = self.database.keyspace(&name, options)?;
         let checkpoint = self.checkpoints.get(&name)?.and_then(|bytes| Checkpoint::decode(&bytes));
@@ -102,7 +113,7 @@ impl Disk {
             self.database.delete_keyspace(keyspace)?;
             keyspace = self.database.keyspace(&name, options)?;
         }
-        Ok(DiskPart { disk: self.clone(), keyspace, changelog: changelog.clone(), id, stamp, bound })
+        Ok(DiskPart { disk: self.clone(), keyspace, changelog: changelog.clone(), id, stamp, bound, _guard: guard })
     }
 }
 
@@ -141,6 +152,19 @@ pub struct DiskPart {
     stamp: Stamp,
     /// From where the changelog has to be read; none: from its beginning.
     pub bound: Option<Position>,
+    _guard: Guard,
+}
+
+/// Frees its name when it goes.
+struct Guard {
+    name: String,
+    taken: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+    }
 }
 
 impl fmt::Debug for DiskPart {
@@ -175,6 +199,7 @@ impl DiskPart {
             let checkpoint = Checkpoint { id: self.id, stamp: self.stamp, bound };
             batch.insert(&self.disk.checkpoints, self.changelog.to_string(), checkpoint.encode());
             self.bound = Some(bound);
+            crash::at(Point::BeforeCheckpoint);
         }
         batch.commit()
     }
@@ -212,7 +237,9 @@ mod tests {
     const LOG: (Position, Position) = (Position(0), Position(100));
 
     fn part(disk: &Disk) -> DiskPart {
-        disk.part(&TopicPartition::new("t.n.changelog", 2), Uuid::from_u128(7), STAMP, LOG).unwrap()
+        disk.part(&TopicPartition::new("t.n.changelog", 2), Uuid::from_u128(7), STAMP, LOG)
+            .unwrap()
+            .expect("it is free")
     }
 
     fn get(part: &DiskPart, key: &[u8]) -> Option<Vec<u8>> {
@@ -268,12 +295,14 @@ mod tests {
         ] {
             filled();
             assert_eq!(part(&disk).bound, Some(Position(40)));
-            let state = disk.part(&changelog, id, stamp, log).unwrap();
+            let state = disk.part(&changelog, id, stamp, log).unwrap().unwrap();
             assert_eq!((state.bound, get(&state, b"a")), (None, None), "{what}");
         }
-        // Half a restore has no checkpoint.
+        // Half a restore has no checkpoint, and has its part alone.
         let state = part(&disk);
         state.restore(&mut vec![(b"a".to_vec(), Some(b"1".to_vec()))]).unwrap();
+        assert!(disk.part(&changelog, id, STAMP, LOG).unwrap().is_none());
+        drop(state);
         assert_eq!(get(&part(&disk), b"a"), None);
     }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use crate::crash::{self, Point};
 use crate::error::{Disposition, Exit, Failure};
 use crate::kafka::{Admin, At, Connection, Error, Isolation, Range, Reader};
 use crate::operator::{Memory, Stamp, Store, Writes};
@@ -139,7 +140,11 @@ impl Restore {
         let partition = TopicPartition::new(Arc::clone(&changelog.topic), partition);
         let (mut range, mut part) = loop {
             match self.log(&partition) {
-                Ok((low, high)) => break self.begin(changelog, &partition, low, high)?,
+                Ok((low, high)) => match self.begin(changelog, &partition, low, high)? {
+                    Some(begun) => break begun,
+                    None if self.cancelled.load(Ordering::Relaxed) => return Err(cancelled()),
+                    None => std::thread::sleep(PAUSE),
+                },
                 Err(error) => self.wait(&partition, &error)?,
             }
         };
@@ -151,25 +156,26 @@ impl Restore {
                 Err(Problem::Kafka(error)) => self.wait(&partition, &error)?,
             }
         }
+        crash::at(Point::InRestore);
         let elapsed = started.elapsed();
         tracing::info!(changelog = %partition, %from, to = %range.to, records, ?elapsed, "state restored");
         part.complete(range.to)
     }
 
-    /// What has to be read, and where it goes.
+    /// What has to be read, and where it goes; `None` while somebody else has the files.
     fn begin(
         &self,
         changelog: &Changelog,
         partition: &TopicPartition,
         low: Position,
         high: Position,
-    ) -> Result<(Range, Part), Failure> {
+    ) -> Result<Option<(Range, Part)>, Failure> {
         let range = |from| Range { partition: partition.clone(), from, to: high };
         match &self.disk {
-            None => Ok((range(low), Part::Memory(Memory::default()))),
+            None => Ok(Some((range(low), Part::Memory(Memory::default())))),
             Some(disk) => {
                 let part = disk.part(partition, changelog.id, changelog.stamp, (low, high))?;
-                Ok((range(part.bound.unwrap_or(low)), Part::Disk(part, Vec::new())))
+                Ok(part.map(|part| (range(part.bound.unwrap_or(low)), Part::Disk(part, Vec::new()))))
             }
         }
     }

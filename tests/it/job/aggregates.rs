@@ -177,6 +177,24 @@ fn an_aggregate_killed_at_random_moments_is_the_fold_of_its_input() {
     println!("{kills} kills: {updates} updates, each what the fold says, none lost, none doubled");
 }
 
+/// Places that only a job with state comes by.
+#[test]
+fn an_aggregate_killed_at_each_place_of_its_state_is_the_fold_of_its_input() {
+    let Some(cluster) = support::broker("a job that dies while it keeps its state") else { return };
+    let job = Job::new(cluster, "aggregate-places", 4);
+    let file = job.file(TOPOLOGY);
+    std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 3_000, 4, order);
+        for place in ["before-apply:3", "in-restore:2", "after-apply:5", "before-checkpoint:2", "before-checkpoint:6"] {
+            let mut process = job.start_with(&file, &[(semel::crash::VARIABLE, place)]);
+            support::eventually(PATIENCE, place, || !process.is_running());
+        }
+        load.stop()
+    });
+    job.drain(&file);
+    check(&job, |_| false);
+}
+
 #[test]
 fn state_in_memory_survives_a_kill_too() {
     let Some(cluster) = support::broker("kill -9 of a job with its state in memory") else { return };
