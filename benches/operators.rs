@@ -23,12 +23,12 @@ use semel::sink::postgres::{Batch, Column, Folded, Layout, Type};
 use semel::topology::plan::{Plan, Stage, StageKind};
 use semel::topology::spec::{
     Format, Guarantee, Kafka, KafkaSink, Membership, Mode, Node, NodeId, NodeKind, OnError, Port, Source, Start,
-    Tombstones, Topology,
+    Stores, Tombstones, Topology,
 };
 use uuid::Uuid;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// An order as the quickstart writes it, about 230 bytes.
 const ORDER: &str = concat!(
@@ -98,6 +98,7 @@ fn topology(nodes: Vec<Node>) -> Topology {
         membership: Membership::Static,
         instance: None,
         state_dir: None,
+        stores: Stores::Disk,
         on_error: OnError::Reject,
         audit: false,
         kafka: Kafka { brokers: "localhost:9092".into(), properties: BTreeMap::new() },

@@ -43,11 +43,21 @@ pub enum Point {
     BeforePositions,
     /// Partitions are asked back, the open batch is not committed.
     InRevoke,
+    /// A commit is acknowledged, what it changed is not in the stores yet.
+    BeforeApply,
+    /// What a commit changed is in the stores.
+    AfterApply,
+    /// A store on disk is about to be told from where its changelog has to be read.
+    BeforeCheckpoint,
+    /// The changelog of a store is read, the store is not complete.
+    InRestore,
 }
 
 /// All of them, in the order in which a batch comes by.
-pub const POINTS: [Point; 12] = [
+pub const POINTS: [Point; 16] = [
     Point::AtStart,
+    Point::InRestore,
+    Point::BeforeCheckpoint,
     Point::AfterPoll,
     Point::AfterProcess,
     Point::BeforeDatabaseCommit,
@@ -58,6 +68,8 @@ pub const POINTS: [Point; 12] = [
     Point::AfterSendOffsets,
     Point::BeforeCommit,
     Point::AfterCommit,
+    Point::BeforeApply,
+    Point::AfterApply,
     Point::InRevoke,
 ];
 
@@ -77,6 +89,10 @@ impl Point {
             Point::AfterDatabaseCommit => "after-database-commit",
             Point::BeforePositions => "before-positions",
             Point::InRevoke => "in-revoke",
+            Point::BeforeApply => "before-apply",
+            Point::AfterApply => "after-apply",
+            Point::BeforeCheckpoint => "before-checkpoint",
+            Point::InRestore => "in-restore",
         }
     }
 }

@@ -61,6 +61,20 @@ impl<'a> Decimal<'a> {
         i64::try_from(if self.negative { -n } else { n }).ok()
     }
 
+    /// The number as an integer over a power of ten, `n / 10^scale`, with the smallest scale; `None` where 128 bits do not
+    /// hold it or it has more than 38 decimals.
+    pub fn scaled(&self) -> Option<(i128, u8)> {
+        let Some((first, last)) = self.places else { return Some((0, 0)) };
+        if first > 38 || last < -38 {
+            return None;
+        }
+        let push = |n: i128, digit: u8| n.checked_mul(10)?.checked_sub(i128::from(digit - b'0'));
+        // Counted downwards: the smallest has no positive twin.
+        let n = self.significant().try_fold(0, push)?.checked_mul(10_i128.checked_pow(last.max(0) as u32)?)?;
+        let n = if self.negative { n } else { n.checked_neg()? };
+        Some((n, (-last).max(0) as u8))
+    }
+
     /// Writes the one spelling that all equal numbers share: `1.50` and `15e-1` give `15e-1`, zero gives `0`.
     pub fn write_canonical(&self, out: &mut String) {
         let Some((_, last)) = self.places else { return out.push('0') };

@@ -43,6 +43,12 @@ impl EventId {
         EventId(shaped(hash("coordinates", &parts), None))
     }
 
+    /// The id of an update of a stateful operator: the same on every attempt, since the revision of a key is kept with its
+    /// state. `time_ms` is the declared time of the event that caused it.
+    pub fn of_state(store: &str, key: &[u8], revision: u64, time_ms: Option<i64>) -> EventId {
+        EventId(shaped(hash("state", &[store.as_bytes(), key, &revision.to_be_bytes()]), time_ms))
+    }
+
     /// The id of an output: see [`Deriver`].
     pub fn derived(self, topology: &str, sink: &str, index: u32) -> EventId {
         Deriver::new(topology, sink).derive(self, index)
@@ -209,6 +215,8 @@ mod tests {
         let declared = EventId::declared("orders", "order-3", None);
         let coordinates = EventId::at(Uuid::from_u128(7), 3, Offset(42));
         let text = |id: EventId| id.to_string();
+        let update = EventId::of_state("shop.revenue", b"\x01c1", 3, None);
+        assert_eq!(text(update), "b39c7c43-78a1-86b1-a885-5a0bdbef5cbd");
         assert_eq!(text(declared), "8773c46e-1ed8-8984-bbd0-65dfff2ca466");
         assert_eq!(
             text(EventId::declared("orders", "order-3", Some(1_700_000_000_000))),

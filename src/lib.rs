@@ -41,6 +41,7 @@ pub mod crash;
 pub mod dlq;
 pub mod kafka;
 pub mod sink;
+pub mod store;
 
 pub mod audit;
 pub mod bench;

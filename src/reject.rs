@@ -27,10 +27,10 @@ pub const REASONS: &[(&str, &str)] = &[
     ("event-time", "the declared event time is missing or no time between 1970 and 9999"),
     ("expression", "an expression failed on this record"),
     ("inexact-number", "an expression that assigns read a number that it cannot hold exactly"),
-    ("key", "the key expression gave an object or an array"),
+    ("key", "the key expression gave an object or an array, or an aggregate's key is not UTF-8"),
     ("tombstone-key", "a null value where a key is made from the value"),
-    ("null-key", "a null key towards a compacted topic"),
-    ("too-large", "an output is larger than its topic takes"),
+    ("null-key", "a null key towards a compacted topic, or into an aggregate"),
+    ("too-large", "an output, or the state of a key, is larger than its topic takes"),
     ("timestamp", "an output's time is outside what its topic takes"),
     ("broker", "the broker refused the record"),
     ("version", "the version is missing, null or no integer"),
@@ -39,7 +39,13 @@ pub const REASONS: &[(&str, &str)] = &[
     ("tombstone", "a null value, with tombstones = \"reject\""),
     ("database", "the database refused the row"),
     ("outside-ledger", "the time in the event's id is outside what the sink's ledger remembers"),
-    ("retry", "a record of a retry topic that names no source which the stage reads"),
+    ("field", "a value that a field of an aggregate does not take, such as text for a sum"),
+    ("overflow", "a number that a field of an aggregate does not hold exactly in 128 bits"),
+    ("limit", "a value more than a field of an aggregate keeps"),
+    (
+        "retry",
+        "a record of a retry topic that names no source which the stage reads, or whose state is with another worker",
+    ),
 ];
 
 /// Headers of a dead letter.

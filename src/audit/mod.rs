@@ -104,6 +104,12 @@ pub fn audit(plan: &Plan, connection: &Connection, admin: &Admin, options: &Opti
             topology.file
         )));
     }
+    if let Some(store) = plan.stores(stage).first() {
+        return Err(Failure::refused(format!(
+            "{}: `{}` keeps state, and an update tells of all records before; an audit looks at each record alone",
+            topology.file, topology.nodes[store.node.0].name
+        )));
+    }
     let uneven = unrepeatable(topology, stage);
     let mut looked = Looked::at(plan, stage, connection, admin, options, &uneven.keys().copied().collect())?;
     let mut report = Report {
@@ -144,7 +150,12 @@ fn unrepeatable(topology: &Topology, stage: &Stage) -> BTreeMap<NodeId, String> 
             NodeKind::Remap { source, .. } | NodeKind::FlatMap { source, .. } => vec![source],
             NodeKind::Route { routes, .. } => routes.iter().map(|route| &route.condition).collect(),
             NodeKind::Rekey { key } => vec![key],
-            NodeKind::Source(_) | NodeKind::KafkaSink(_) | NodeKind::PostgresSink(_) => Vec::new(),
+            NodeKind::Aggregate(aggregate) => aggregate.fields.iter().filter_map(|field| field.of.as_ref()).collect(),
+            NodeKind::Repartition(repartition) => vec![&repartition.key],
+            NodeKind::Source(_)
+            | NodeKind::Repartitioned { .. }
+            | NodeKind::KafkaSink(_)
+            | NodeKind::PostgresSink(_) => Vec::new(),
         };
         let own = programs.iter().find_map(|program| program.uses().nondeterministic_functions.first());
         let own = own.map(|function| format!("node {} calls {function}", node.name));

@@ -90,7 +90,8 @@ pub fn main() -> Exit {
         Command::Quickstart(_) | Command::Drill(_) | Command::Bench(_) | Command::Probe(_) => {
             "warn,semel::kafka::logs=error"
         }
-        _ => "info",
+        // The database of stores tells of its files.
+        _ => "info,fjall=warn,lsm_tree=warn",
     };
     crate::observe::init_logs(cli.log_format == LogFormat::Json, filter);
     let result = match cli.command {

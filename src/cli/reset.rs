@@ -52,6 +52,9 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
         eprintln!("nothing to set");
         return Ok(Exit::Done);
     }
+    for changelog in &reset.changelogs {
+        eprintln!("{changelog} goes, with the state in it: that tells of records which come again, or never");
+    }
     if !args.yes && !agreed(reset.changes.len()) {
         return Err(Failure::refused("nothing was changed: say --yes to set these positions"));
     }

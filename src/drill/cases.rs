@@ -6,7 +6,7 @@ use crate::crash::{Crash, Point};
 use crate::quickstart::orders::Random;
 use crate::scratch::input::PARTITIONS;
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::NodeKind;
+use crate::topology::spec::{NodeKind, Stores};
 
 /// The commit takes milliseconds; a kill that late falls into it.
 const IN_FLIGHT_WITHIN: u64 = 3_000;
@@ -70,9 +70,13 @@ pub fn cases(plan: &Plan, random: usize, quick: bool) -> Vec<Case> {
 /// The places that a stage comes by, in the order in which a batch does.
 fn points(plan: &Plan, stage: &Stage) -> Vec<Point> {
     let kafka = matches!(stage.kind, StageKind::Kafka { .. });
+    let state = !plan.stores(stage).is_empty();
+    let disk = state && plan.topology.stores == Stores::Disk;
     let passes = |point: &Point| match point {
         Point::BeforeSendOffsets | Point::AfterSendOffsets => plan.transactional(),
         Point::BeforeDatabaseCommit | Point::AfterDatabaseCommit | Point::BeforePositions => !kafka,
+        Point::BeforeApply | Point::AfterApply | Point::InRestore => state,
+        Point::BeforeCheckpoint => disk,
         // What a Postgres stage produces are dead letters, if there are any.
         Point::AfterProduce => kafka,
         // A second process is given something only where a member of the first one has two partitions.
@@ -113,7 +117,7 @@ pub fn crash(kill: Kill, load: &Load, tried: usize, random: &mut Random) -> Cras
     match kill {
         Kill::At(point) => {
             let nth = match point {
-                Point::AtStart | Point::InRevoke => 1,
+                Point::AtStart | Point::InRevoke | Point::InRestore | Point::BeforeCheckpoint => 1,
                 Point::AfterPoll | Point::AfterProcess => record,
                 _ => batch,
             };

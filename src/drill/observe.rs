@@ -31,6 +31,7 @@ pub struct End {
 
 /// Why what is at an end varies.
 const CHANCE: &str = "a program on the way asks the clock or chance";
+const ORDER: &str = "records of several partitions meet in a repartition, in an order of their own";
 const TIES: &str = "versions come with several contents, of which the first stays";
 const NAMED: &str = "ids are made of the topology's name, which is another in every run";
 
@@ -87,7 +88,7 @@ pub fn ends(plan: &Plan, stage: Option<&Stage>, tied: &[String]) -> Vec<End> {
                 let known = ends.iter().any(|end| end.kind == EndKind::Topic && end.name == sink.topic);
                 if !known {
                     let promise = promised(plan, &EdgeEnd::Topic(sink.topic.clone()), None);
-                    let varies = varies(topology, NodeId(index)).then_some(CHANCE);
+                    let varies = varies(topology, NodeId(index));
                     ends.push(End { kind: EndKind::Topic, name: sink.topic.clone(), promise, varies });
                 }
             }
@@ -105,7 +106,7 @@ pub fn ends(plan: &Plan, stage: Option<&Stage>, tied: &[String]) -> Vec<End> {
                     promise.may_double |= above.may_double && twice;
                 }
                 let tied = tied.contains(&own.name).then_some(TIES);
-                let varies = varies(topology, NodeId(index)).then_some(CHANCE).or(tied);
+                let varies = varies(topology, NodeId(index)).or(tied);
                 ends.push(End { kind: EndKind::Table(index), name: sink.table.clone(), promise, varies });
                 if let Some(ledger) = &sink.dedupe {
                     ends.push(End {
@@ -129,7 +130,7 @@ pub fn ends(plan: &Plan, stage: Option<&Stage>, tied: &[String]) -> Vec<End> {
     let promise = letters.into_iter().fold(Promise::default(), Promise::and);
     // A stage behind another rejects again what came again.
     let promise = if stage.is_none() { promise.and(kafka_promise(plan)) } else { promise };
-    let varies = (0..topology.nodes.len()).any(|node| varies(topology, NodeId(node))).then_some(CHANCE);
+    let varies = (0..topology.nodes.len()).find_map(|node| varies(topology, NodeId(node)));
     ends.push(End { kind: EndKind::DeadLetters, name: "dead letters".to_owned(), promise, varies });
     ends
 }
@@ -150,22 +151,29 @@ fn kafka_promise(plan: &Plan) -> Promise {
     edges.map(|e| Promise::of(e.guarantee)).fold(Promise::default(), Promise::and)
 }
 
-/// Whether a program on the way to a node gives another value on another attempt.
-fn varies(topology: &Topology, id: NodeId) -> bool {
+/// Why what comes to a node is another on another attempt.
+fn varies(topology: &Topology, id: NodeId) -> Option<&'static str> {
     let node = &topology.nodes[id.0];
     let programs = programs(&node.kind);
-    programs.iter().any(|program| !program.uses().nondeterministic_functions.is_empty())
-        || node.inputs.iter().any(|port| varies(topology, port.node))
+    if programs.iter().any(|program| !program.uses().nondeterministic_functions.is_empty()) {
+        return Some(CHANCE);
+    }
+    if let NodeKind::Repartitioned { .. } = node.kind {
+        return Some(ORDER);
+    }
+    node.inputs.iter().find_map(|port| varies(topology, port.node))
 }
 
 /// The programs of a node that decide on what comes out of it.
 pub fn programs(kind: &NodeKind) -> Vec<&Program> {
     match kind {
-        NodeKind::Source(_) => Vec::new(),
+        NodeKind::Source(_) | NodeKind::Repartitioned { .. } => Vec::new(),
+        NodeKind::Repartition(repartition) => vec![&repartition.key],
         NodeKind::Filter { condition, .. } => vec![condition],
         NodeKind::Remap { source, .. } | NodeKind::FlatMap { source, .. } => vec![source],
         NodeKind::Route { routes, .. } => routes.iter().map(|route| &route.condition).collect(),
         NodeKind::Rekey { key } => vec![key],
+        NodeKind::Aggregate(aggregate) => aggregate.fields.iter().filter_map(|field| field.of.as_ref()).collect(),
         NodeKind::KafkaSink(sink) => sink.key.iter().collect(),
         NodeKind::PostgresSink(sink) => {
             sink.columns.iter().map(|(_, program)| program).chain(&sink.delete_when).collect()

@@ -18,7 +18,7 @@ mod tests;
 mod value;
 
 use names::{Name, Names, range, signature};
-pub(crate) use value::{Parsed, parse, unwritable, write};
+pub(crate) use value::{Parsed, parse, unwritable, write, write_string};
 
 /// Levels of nesting that a record may have, the outermost object included.
 pub const MAX_DEPTH: usize = 128;

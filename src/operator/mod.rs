@@ -1,9 +1,13 @@
 //! The operators of a Kafka stage, and the pipeline that runs a record through them: whole, or rejected whole.
 
+mod aggregate;
+mod coding;
 mod counts;
 mod filter;
 mod flat_map;
+mod fold;
 mod key;
+mod number;
 mod partition;
 mod pipeline;
 mod record;
@@ -14,14 +18,17 @@ pub mod row;
 mod scalar;
 mod sink;
 mod source;
+mod state;
 mod steps;
 #[cfg(test)]
 mod tests;
 mod time;
 
+pub use aggregate::Stamp;
 pub use counts::{Counts, NodeCounts};
 pub use partition::{murmur2, partition};
 pub use pipeline::{Environment, Outcome, Pipeline, Stop};
 pub use sink::ORIGIN;
+pub use state::{Memory, Store, StoreId, Writes};
 
 use record::{Key, Pool, Record, Slot};

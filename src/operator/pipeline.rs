@@ -6,14 +6,16 @@ use uuid::Uuid;
 
 use crate::chunk::{Chunk, Target, TargetId};
 use crate::clock::Clock;
+use crate::commit::progress::BatchId;
 use crate::error::Failure;
-use crate::expr::{Fault, Runtime};
+use crate::expr::{Fault, Program, Runtime};
 use crate::ids::Deriver;
-use crate::record::Input;
+use crate::record::{Input, Position};
 use crate::reject::{Reject, dead_letter};
-use crate::topology::plan::{Plan, StageKind};
-use crate::topology::spec::{KafkaSink, Node, NodeId, NodeKind, OnError, Topology};
+use crate::topology::plan::{Plan, PlannedStore, StageKind};
+use crate::topology::spec::{self, Node, NodeId, NodeKind, OnError, Repartition, Topology};
 
+use super::aggregate::{Aggregate, Stamp, stamp};
 use super::filter::Filter;
 use super::flat_map::FlatMap;
 use super::rekey::Rekey;
@@ -21,13 +23,15 @@ use super::remap::Remap;
 use super::route::Route;
 use super::sink::Sink;
 use super::source::{Event, Source, Topic};
+use super::state::{States, Store, StoreId};
 use super::steps::{Operator, Run, Step};
 use super::{Counts, Pool, Slot};
 
 /// What a stage runs in.
 #[derive(Clone, Debug)]
 pub struct Environment {
-    /// The topics that the stage writes: those of its sinks (found by name) and the dead letters.
+    /// The topics that the stage writes: those of its sinks, its repartitions and the changelogs of its stores (found by
+    /// name), and the dead letters.
     pub targets: Vec<Target>,
     /// The broker's ids of the source topics, by name.
     pub topic_ids: HashMap<String, Uuid>,
@@ -60,7 +64,7 @@ pub struct Stop {
 }
 
 /// The operators of a Kafka stage with their state between records.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Pipeline {
     topology: String,
     names: Vec<(String, OnError)>,
@@ -69,6 +73,8 @@ pub struct Pipeline {
     dead_letters: (TargetId, Target),
     runtime: Runtime,
     pool: Pool,
+    states: States,
+    stamps: Vec<Stamp>,
     queues: Vec<Vec<Slot>>,
     scratch: Vec<u8>,
     counts: Counts,
@@ -82,27 +88,35 @@ impl Pipeline {
     pub fn new(plan: &Plan, environment: Environment) -> Result<Pipeline, Failure> {
         let topology = &*plan.topology;
         let stage = plan.stages.iter().find_map(|stage| match &stage.kind {
-            StageKind::Kafka { sources, nodes } => Some((sources, nodes)),
+            StageKind::Kafka { sources, nodes } => Some((stage, sources, nodes)),
             StageKind::Postgres { .. } => None,
         });
-        let Some((sources, nodes)) = stage else {
+        let Some((stage, sources, nodes)) = stage else {
             return Err(Failure::refused(format!("{}: the topology has no Kafka stage", topology.file)));
         };
         let dead_letters = environment.targets.get(environment.dead_letters.0 as usize).cloned();
         let dead_letters = dead_letters.ok_or_else(|| Failure::refused("the topic of the dead letters is unknown"))?;
-        let steps = nodes.iter().map(|id| step(topology, *id, nodes, &environment)).collect::<Result<Vec<_>, _>>()?;
+        let stores = plan.stores(stage);
+        let steps = nodes.iter().map(|id| step(topology, *id, nodes, &stores, &environment));
+        let steps = steps.collect::<Result<Vec<_>, _>>()?;
+        let stamps = stores.iter().filter_map(|store| match &topology.nodes[store.node.0].kind {
+            NodeKind::Aggregate(spec) => Some(stamp(spec)),
+            _ => None,
+        });
         let sources = sources
             .iter()
             .map(|id| Ok((*id, source(topology, *id, &environment)?, takers(topology, *id, 0, nodes))))
             .collect::<Result<Vec<_>, Failure>>()?;
         Ok(Pipeline {
             topology: topology.name.clone(),
-            names: topology.nodes.iter().map(|node| (node.name.clone(), node.on_error)).collect(),
+            names: topology.nodes.iter().map(|node| (node.declared_name().to_owned(), node.on_error)).collect(),
             queues: vec![Vec::new(); steps.len()],
             counts: Counts::new(topology.nodes.len()),
             dead_letters: (environment.dead_letters, dead_letters),
             runtime: Runtime::default(),
             pool: Pool::default(),
+            states: States::new(stores.len()),
+            stamps: stamps.collect(),
             scratch: Vec::new(),
             sources,
             steps,
@@ -120,11 +134,13 @@ impl Pipeline {
         match self.run(source, input, &mut event, chunk) {
             Ok(outputs) => {
                 self.counts.keep();
+                self.states.keep();
                 self.pool.reset();
                 Ok(Outcome::Processed { outputs })
             }
             Err((node, fault)) => {
                 chunk.rewind(mark);
+                self.states.withdraw();
                 self.queues.iter_mut().for_each(Vec::clear);
                 self.pool.reset();
                 self.fail(node, fault, &event, input, chunk)
@@ -152,6 +168,57 @@ impl Pipeline {
         self.fail(node, Fault::new(reject.reason, reject.message), &event, input, chunk)
     }
 
+    /// What every value of a store begins with.
+    pub fn stamp(&self, store: StoreId) -> Stamp {
+        self.stamps[store.0]
+    }
+
+    /// Takes over the committed state of a partition: from now on records of it are processed.
+    pub fn hold(&mut self, store: StoreId, partition: i32, committed: Box<dyn Store>) {
+        self.states.hold(store, partition, committed);
+    }
+
+    /// Forgets the state of a partition.
+    pub fn release(&mut self, store: StoreId, partition: i32) {
+        self.states.release(store, partition);
+    }
+
+    /// Whether the state of a partition is here and known to be what is committed. After [`Pipeline::abandon`] it may not be.
+    pub fn holds(&self, store: StoreId, partition: i32) -> bool {
+        self.states.is_held(store, partition)
+    }
+
+    /// What was processed since the last seal is this batch.
+    pub fn sealed(&mut self, batch: BatchId) {
+        self.states.sealed(batch);
+    }
+
+    /// A sealed batch is committed, and with it those before.
+    pub fn committed(&mut self, batch: BatchId) {
+        self.states.committed(batch);
+    }
+
+    /// The end of a partition's changelog, asked for before this batch was sealed: once it is committed, everything below is
+    /// in the state.
+    pub fn bound(&mut self, store: StoreId, partition: i32, batch: BatchId, end: Position) {
+        self.states.bound(store, partition, batch, end);
+    }
+
+    /// The same while nothing is open or sealed.
+    pub fn settled(&mut self, store: StoreId, partition: i32, end: Position) {
+        self.states.settled(store, partition, end);
+    }
+
+    /// The state that is held: store and partition.
+    pub fn held(&self) -> impl Iterator<Item = (StoreId, i32)> {
+        self.states.held()
+    }
+
+    /// Drops what is not committed.
+    pub fn abandon(&mut self) {
+        self.states.abandon();
+    }
+
     /// What happened so far, by node.
     pub fn counts(&self) -> &Counts {
         &self.counts
@@ -171,8 +238,8 @@ impl Pipeline {
             return Ok(0);
         };
         self.counts.open(source).output += 1;
-        let Pipeline { sources, steps, runtime, pool, queues, scratch, counts, .. } = self;
-        let mut run = Run { input, event, runtime, pool, counts, chunk, queues, scratch, outputs: 0 };
+        let Pipeline { sources, steps, runtime, pool, states, queues, scratch, counts, .. } = self;
+        let mut run = Run { input, event, runtime, pool, states, counts, chunk, queues, scratch, outputs: 0 };
         run.emit(slot, &sources[from].2);
         run.steps(steps)?;
         Ok(run.outputs)
@@ -244,8 +311,17 @@ fn takers(topology: &Topology, from: NodeId, output: usize, nodes: &[NodeId]) ->
 
 fn source(topology: &Topology, id: NodeId, environment: &Environment) -> Result<Source, Failure> {
     let Node { name, kind, .. } = &topology.nodes[id.0];
-    let NodeKind::Source(source) = kind else {
-        return Err(Failure::refused(format!("`{name}` is planned as a source, but is none")));
+    let topic_id = |topic: &String| {
+        let id = environment.topic_ids.get(topic).copied();
+        id.ok_or_else(|| Failure::refused(format!("source `{name}`: the id of the topic `{topic}` is unknown")))
+    };
+    let source = match kind {
+        NodeKind::Source(source) => source,
+        NodeKind::Repartitioned { topic, format } => {
+            let own = Topic { name: topic.clone(), id: topic_id(topic)?, own: true };
+            return Ok(Source::new(name, &spec::Source::plain(topic, *format), vec![own]));
+        }
+        _ => return Err(Failure::refused(format!("`{name}` is planned as a source, but is none"))),
     };
     let written: Vec<&str> = topology
         .nodes
@@ -256,16 +332,19 @@ fn source(topology: &Topology, id: NodeId, environment: &Environment) -> Result<
         })
         .collect();
     let topic = |topic: &String| {
-        let id = environment.topic_ids.get(topic).copied();
-        let id =
-            id.ok_or_else(|| Failure::refused(format!("source `{name}`: the id of the topic `{topic}` is unknown")))?;
-        Ok(Topic { name: topic.clone(), id, own: written.contains(&topic.as_str()) })
+        Ok(Topic { name: topic.clone(), id: topic_id(topic)?, own: written.contains(&topic.as_str()) })
     };
     let topics = source.topics.iter().map(topic).collect::<Result<Vec<_>, Failure>>()?;
     Ok(Source::new(name, source, topics))
 }
 
-fn step(topology: &Topology, id: NodeId, nodes: &[NodeId], environment: &Environment) -> Result<Step, Failure> {
+fn step(
+    topology: &Topology,
+    id: NodeId,
+    nodes: &[NodeId],
+    stores: &[PlannedStore],
+    environment: &Environment,
+) -> Result<Step, Failure> {
     let node = &topology.nodes[id.0];
     let operator = match &node.kind {
         NodeKind::Filter { condition, tombstones } => {
@@ -282,8 +361,16 @@ fn step(topology: &Topology, id: NodeId, nodes: &[NodeId], environment: &Environ
             Operator::FlatMap(FlatMap { source: source.clone(), tombstones: *tombstones })
         }
         NodeKind::Rekey { key } => Operator::Rekey(Rekey { key: key.clone() }),
-        NodeKind::KafkaSink(sink) => Operator::Sink(Box::new(kafka_sink(topology, node, sink, environment)?)),
-        NodeKind::Source(_) | NodeKind::PostgresSink(_) => {
+        NodeKind::Aggregate(spec) => Operator::Aggregate(Box::new(aggregate(id, spec, stores, environment)?)),
+        NodeKind::KafkaSink(sink) => {
+            Operator::Sink(Box::new(kafka_sink(topology, node, &sink.topic, sink.key.clone(), environment)?))
+        }
+        NodeKind::Repartition(repartition) => {
+            let Repartition { topic, key, tombstones } = repartition;
+            let sink = kafka_sink(topology, node, topic, Some(key.clone()), environment)?;
+            Operator::Sink(Box::new(Sink { repartition: Some(*tombstones), ..sink }))
+        }
+        NodeKind::Source(_) | NodeKind::Repartitioned { .. } | NodeKind::PostgresSink(_) => {
             return Err(Failure::refused(format!("`{}` cannot run in the Kafka stage", node.name)));
         }
     };
@@ -295,19 +382,40 @@ fn step(topology: &Topology, id: NodeId, nodes: &[NodeId], environment: &Environ
     Ok(Step { node: id, operator, takers, all_takers })
 }
 
-fn kafka_sink(topology: &Topology, node: &Node, sink: &KafkaSink, environment: &Environment) -> Result<Sink, Failure> {
-    let found = environment.targets.iter().position(|target| *target.topic == *sink.topic);
+fn aggregate(
+    id: NodeId,
+    spec: &spec::Aggregate,
+    stores: &[PlannedStore],
+    environment: &Environment,
+) -> Result<Aggregate, Failure> {
+    let store = stores.iter().position(|store| store.node == id).expect("an aggregate has a store");
+    let PlannedStore { name, changelog, .. } = &stores[store];
+    let found = environment.targets.iter().position(|target| *target.topic == **changelog);
+    let at = found.ok_or_else(|| Failure::refused(format!("the changelog `{changelog}` is unknown")))?;
+    let changelog = (TargetId(at as u32), environment.targets[at].clone());
+    Ok(Aggregate::new(StoreId(store), name.clone(), spec, changelog))
+}
+
+fn kafka_sink(
+    topology: &Topology,
+    node: &Node,
+    topic: &str,
+    key: Option<Program>,
+    environment: &Environment,
+) -> Result<Sink, Failure> {
+    let found = environment.targets.iter().position(|target| *target.topic == *topic);
     let Some(at) = found else {
-        return Err(Failure::refused(format!("sink `{}`: the topic `{}` is unknown", node.name, sink.topic)));
+        return Err(Failure::refused(format!("sink `{}`: the topic `{topic}` is unknown", node.name)));
     };
     Ok(Sink {
         ids: Deriver::new(&topology.name, &node.name),
-        key: sink.key.clone(),
+        key,
         id: TargetId(at as u32),
         target: environment.targets[at].clone(),
         now_ms: environment.clock.now_ms(),
         clock: environment.clock.clone(),
         audit: topology.audit.then(|| topology.name.as_str().into()),
+        repartition: None,
         buffer: Vec::new(),
     })
 }

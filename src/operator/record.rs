@@ -1,7 +1,11 @@
 //! Records between nodes. Consumers share a record; who changes it takes it over, or a copy if others still want it.
 
-use crate::expr::Body;
+use crate::expr::{Body, Fault};
+use crate::ids::{EventId, Identity};
 use crate::record::Input;
+use crate::topology::spec::Format;
+
+use super::source::Event;
 
 /// A record on its way: value and key. The rest is its input's.
 #[derive(Clone, Debug, Default)]
@@ -9,6 +13,8 @@ pub(super) struct Record {
     pub(super) body: Body,
     key: Key,
     key_bytes: Vec<u8>,
+    /// Of an update that an aggregate made of the input.
+    id: Option<EventId>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +31,22 @@ impl Record {
     /// Makes ready for another input; the body is decoded next.
     pub(super) fn start(&mut self) {
         self.key = Key::Input;
+        self.id = None;
+    }
+
+    /// Makes it the update of an aggregate: a JSON text under an id of its own, with the key that it has.
+    pub(super) fn become_update(&mut self, json: &[u8], id: EventId) -> Result<(), Fault> {
+        self.id = Some(id);
+        self.body.decode(Format::Json, Some(json)).map_err(|fault| Fault::new("field", fault.message))
+    }
+
+    /// The id of an update; none of what is its input's event.
+    pub(super) fn own_id(&self) -> Option<EventId> {
+        self.id
+    }
+
+    pub(super) fn identity(&self, event: &Event) -> Identity {
+        self.id.map_or(event.identity, Identity::Known)
     }
 
     pub(super) fn key<'a>(&'a self, input: &Input<'a>) -> Option<&'a [u8]> {
@@ -52,6 +74,7 @@ impl Record {
     }
 
     fn take_key(&mut self, other: &Record) {
+        self.id = other.id;
         self.set_key(other.key, &other.key_bytes);
     }
 }

@@ -8,6 +8,8 @@ use crate::ids::{self, Deriver, EventId};
 use crate::record::Input;
 use crate::reject::header;
 
+use crate::topology::spec::AggregateTombstones;
+
 use super::key::{self, Made};
 use super::source::Event;
 use super::{Record, partition};
@@ -23,6 +25,8 @@ pub(super) struct Sink {
     pub(super) now_ms: i64,
     /// Outputs name the record that they come from, and this job.
     pub(super) audit: Option<Box<str>>,
+    /// Of a repartition: what happens to null values. Its records need a key, and carry their ids always.
+    pub(super) repartition: Option<AggregateTombstones>,
     /// Scratch for keys.
     pub(super) buffer: Vec<u8>,
 }
@@ -62,10 +66,15 @@ impl Sink {
         runtime: &mut Runtime,
         chunk: &mut Chunk,
     ) -> Result<bool, Fault> {
+        match self.repartition.filter(|_| record.body.is_null()) {
+            None => {}
+            Some(AggregateTombstones::Drop) => return Ok(false),
+            Some(AggregateTombstones::Reject) => return Err(Fault::new("tombstone", "the value is null")),
+        }
         let key = match &self.key {
             None => record.key(input),
             Some(program) => {
-                let metadata = Metadata::new(input, record.key(input), event.identity);
+                let metadata = Metadata::new(input, record.key(input), record.identity(event));
                 match key::make(program, record, runtime, &metadata, buffer)? {
                     Made::Key => Some(&buffer[..]),
                     Made::Null => None,
@@ -73,6 +82,9 @@ impl Sink {
                 }
             }
         };
+        if key.is_none() && self.repartition.is_some() {
+            return Err(Fault::new("null-key", "the key to group by is null: the record belongs to no group"));
+        }
         if key.is_none() && self.target.compacted {
             let message = format!("the key is null, and the topic `{}` is compacted", self.target.topic);
             return Err(Fault::new("null-key", message));
@@ -81,7 +93,8 @@ impl Sink {
 
         let mut out = chunk.push(self.id);
         out.partition(partition(key, input.partition, self.target.partitions)).timestamp(timestamp).key(key);
-        let id = if event.tell { event.identity.id() } else { None };
+        let tell = event.tell || self.repartition.is_some();
+        let id = record.own_id().or_else(|| if tell { event.identity.id() } else { None });
         let own = id.map(|id| self.ids.derive(id, index));
         let headers = write_headers(&mut out, input, own, self.audit.as_deref());
         let before = out.size();
@@ -176,6 +189,11 @@ fn batch_size(key: Option<usize>, value: Option<usize>, headers: Headers) -> usi
     // Attributes, and the zero deltas of time and offset.
     let record = 3 + field(key) + field(value) + varint(headers.count) + headers.size;
     BATCH + varint(record) + record
+}
+
+/// [`batch_size`] of a record without headers.
+pub(super) fn record_size(key: usize, value: usize) -> usize {
+    batch_size(Some(key), Some(value), Headers::default())
 }
 
 /// A length and what it counts; null is the length -1.

@@ -5,6 +5,7 @@ use crate::expr::{Fault, Metadata, Runtime};
 use crate::record::Input;
 use crate::topology::spec::NodeId;
 
+use super::aggregate::Aggregate;
 use super::filter::Filter;
 use super::flat_map::{Expanded, FlatMap};
 use super::rekey::Rekey;
@@ -12,6 +13,7 @@ use super::remap::Remap;
 use super::route::{Route, Way};
 use super::sink::Sink;
 use super::source::Event;
+use super::state::States;
 use super::{Counts, Pool, Slot};
 
 /// A node at work.
@@ -32,6 +34,7 @@ pub(super) enum Operator {
     Route(Route),
     FlatMap(FlatMap),
     Rekey(Rekey),
+    Aggregate(Box<Aggregate>),
     Sink(Box<Sink>),
 }
 
@@ -41,6 +44,7 @@ pub(super) struct Run<'a, 'i> {
     pub(super) event: &'a Event,
     pub(super) runtime: &'a mut Runtime,
     pub(super) pool: &'a mut Pool,
+    pub(super) states: &'a mut States,
     pub(super) counts: &'a mut Counts,
     pub(super) chunk: &'a mut Chunk,
     /// The records that wait before each step.
@@ -86,20 +90,22 @@ impl Run<'_, '_> {
         match operator {
             Operator::Filter(filter) => {
                 let record = self.pool.get(slot);
-                let metadata = Metadata::new(self.input, record.key(self.input), self.event.identity);
+                let metadata = Metadata::new(self.input, record.key(self.input), record.identity(self.event));
                 let keeps = filter.keeps(record, self.runtime, &metadata)?;
                 self.pass(*node, slot, keeps.then_some(&takers[0]));
             }
             Operator::Remap(remap) => {
                 let slot = self.pool.own(slot);
-                let (body, key) = self.pool.get_mut(slot).parts(self.input);
-                let metadata = Metadata::new(self.input, key, self.event.identity);
+                let record = self.pool.get_mut(slot);
+                let identity = record.identity(self.event);
+                let (body, key) = record.parts(self.input);
+                let metadata = Metadata::new(self.input, key, identity);
                 let kept = remap.apply(body, self.runtime, &metadata)?;
                 self.pass(*node, slot, kept.then_some(&takers[0]));
             }
             Operator::Route(route) => {
                 let record = self.pool.get(slot);
-                let metadata = Metadata::new(self.input, record.key(self.input), self.event.identity);
+                let metadata = Metadata::new(self.input, record.key(self.input), record.identity(self.event));
                 let takers = match route.way(record, self.runtime, &metadata)? {
                     Way::Output(output) => Some(&takers[output]),
                     Way::Every => Some(&*all_takers),
@@ -109,8 +115,10 @@ impl Run<'_, '_> {
             }
             Operator::FlatMap(flat_map) => {
                 let slot = self.pool.own(slot);
-                let (body, key) = self.pool.get_mut(slot).parts(self.input);
-                let metadata = Metadata::new(self.input, key, self.event.identity);
+                let record = self.pool.get_mut(slot);
+                let identity = record.identity(self.event);
+                let (body, key) = record.parts(self.input);
+                let metadata = Metadata::new(self.input, key, identity);
                 match flat_map.expand(body, self.runtime, &metadata)? {
                     Expanded::Same => self.pass(*node, slot, Some(&takers[0])),
                     Expanded::Dropped => self.pass(*node, slot, None),
@@ -126,11 +134,23 @@ impl Run<'_, '_> {
             }
             Operator::Rekey(rekey) => {
                 let record = self.pool.get(slot);
-                let metadata = Metadata::new(self.input, record.key(self.input), self.event.identity);
+                let metadata = Metadata::new(self.input, record.key(self.input), record.identity(self.event));
                 match rekey.key(record, self.runtime, &metadata, self.scratch)? {
                     Some(key) => {
                         let slot = self.pool.own(slot);
                         self.pool.get_mut(slot).set_key(key, self.scratch);
+                        self.pass(*node, slot, Some(&takers[0]));
+                    }
+                    None => self.pass(*node, slot, None),
+                }
+            }
+            Operator::Aggregate(aggregate) => {
+                let record = self.pool.get(slot);
+                let Run { input, event, runtime, states, chunk, .. } = self;
+                match aggregate.fold(record, input, event, runtime, states, chunk)? {
+                    Some(id) => {
+                        let slot = self.pool.own(slot);
+                        self.pool.get_mut(slot).become_update(aggregate.output(), id)?;
                         self.pass(*node, slot, Some(&takers[0]));
                     }
                     None => self.pass(*node, slot, None),

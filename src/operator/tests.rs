@@ -1,5 +1,6 @@
 //! What the suites share: nodes and plans built by hand, a pipeline to drive, its outputs in words.
 
+mod aggregates;
 mod records;
 mod rules;
 
@@ -95,6 +96,21 @@ impl Build {
         self.node(name, &[input], NodeKind::Rekey { key })
     }
 
+    /// An aggregate with a changelog.
+    pub(super) fn aggregate(mut self, name: &str, input: &str, fields: &[(&str, Function, Option<&str>)]) -> Build {
+        self.targets.push(target(&format!("shop.{name}.changelog")));
+        let field = |(name, function, of): &(&str, Function, Option<&str>)| Field {
+            name: (*name).to_owned(),
+            function: *function,
+            of: of.map(|of| program(of, Role::Value)),
+            limit: 1000,
+        };
+        let fields = fields.iter().map(field).collect();
+        let tombstones = AggregateTombstones::Drop;
+        let key_field = "key".to_owned();
+        self.node(name, &[input], NodeKind::Aggregate(Aggregate { group_by: None, key_field, fields, tombstones }))
+    }
+
     pub(super) fn route(self, name: &str, input: &str, routes: &[(&str, &str)]) -> Build {
         let route = |(name, condition): &(&str, &str)| Route {
             name: (*name).to_owned(),
@@ -152,7 +168,10 @@ impl Build {
             dead_letters: TargetId(0),
             clock: Clock::manual(NOW),
         };
-        let pipeline = Pipeline::new(&plan, environment).expect("a pipeline");
+        let mut pipeline = Pipeline::new(&plan, environment).expect("a pipeline");
+        for store in 0..plan.stores(&plan.stages[0]).len() {
+            pipeline.hold(StoreId(store), 14, Box::new(Memory::default()));
+        }
         Rig { pipeline, plan, targets: self.targets, chunk: Chunk::default() }
     }
 }
@@ -172,6 +191,7 @@ pub(super) fn plan(nodes: Vec<Node>, sources: Vec<NodeId>, order: Vec<NodeId>) -
         membership: Membership::Static,
         instance: None,
         state_dir: None,
+        stores: Stores::Disk,
         on_error: OnError::Reject,
         audit: false,
         kafka: Kafka { brokers: "localhost:9092".into(), properties: BTreeMap::new() },

@@ -18,7 +18,7 @@ use crate::runtime::committer::{Committer, CommitterOptions, retire};
 use crate::runtime::drain::Drain;
 use crate::runtime::identity::{Identity, default_state_dir};
 use crate::runtime::job_topic::{JobTopic, Memory};
-use crate::runtime::kafka_task::KafkaTask;
+use crate::runtime::kafka_task::{KafkaTask, State};
 use crate::runtime::let_in;
 use crate::runtime::link::link;
 use crate::runtime::moved::Moved;
@@ -26,12 +26,14 @@ use crate::runtime::past;
 use crate::runtime::positions::Positions;
 use crate::runtime::postgres_task::PostgresTask;
 use crate::runtime::preflight::{self, StageTopics};
+use crate::runtime::purge::Purge;
 use crate::runtime::subscriptions::{Subscription, Subscriptions};
 use crate::runtime::task::Task;
 use crate::runtime::worker::{RetryTopic, Worker, WorkerOptions};
 use crate::sink::postgres::{self, Checked, StageName, Store};
+use crate::store::Disk;
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{Membership, NodeKind, Topology};
+use crate::topology::spec::{Membership, Stores, Topology};
 
 const ASK: Duration = Duration::from_secs(10);
 const REACH: Duration = Duration::from_secs(8);
@@ -132,8 +134,19 @@ pub fn run(plan: &Plan, options: &RunOptions) -> Result<Report, Failure> {
             Moved::new(&stage.group, topics.partitions().collect(), Arc::clone(status))
         })
         .collect();
+    let mut purges: Vec<Purge> = stages
+        .iter()
+        .zip(&topics)
+        .map(|(stage, topics)| {
+            let own = plan.repartitions(stage);
+            let partitions = topics.partitions().filter(|p| own.iter().any(|topic| *p.topic == **topic));
+            Purge::new(&stage.group, partitions.collect())
+        })
+        .filter(|purge| !purge.is_empty())
+        .collect();
     let watched = watch(&running, drain, &mut looked_after, &options.stop, &admin, &mut || {
         moved.iter_mut().for_each(|moved| moved.look(&admin));
+        purges.iter_mut().for_each(|purge| purge.look(&admin));
         display.tick(|| preflight::lags(&admin, &stages, &topics));
     });
     options.stop.store(true, Ordering::SeqCst);
@@ -243,6 +256,15 @@ struct Job<'a> {
     stop: Arc<AtomicBool>,
 }
 
+/// What the workers of a stage have in common.
+struct Shared<'a> {
+    stage: &'a Stage,
+    topics: &'a StageTopics,
+    checked: Option<&'a Checked>,
+    disk: Option<Disk>,
+    status: &'a Arc<StageStatus>,
+}
+
 struct Running {
     status: Arc<StageStatus>,
     workers: Vec<JoinHandle<Result<(), Failure>>>,
@@ -306,10 +328,12 @@ impl Job<'_> {
         for former in topology.workers..identity.workers_ever {
             retire(&committer_options(former))?;
         }
+        let on_disk = topology.stores == Stores::Disk && !topics.changelogs.is_empty();
+        let disk = on_disk.then(|| Disk::open(&identity.folder.join("stores"))).transpose()?;
+        let shared = Shared { stage, topics, checked: checked.as_ref(), disk, status: &status };
         let (mut ready, mut members) = (Vec::new(), Vec::new());
         for worker in 0..topology.workers {
-            let (worker, committer) =
-                self.worker(stage, topics, checked.as_ref(), &base, committer_options(worker), &status)?;
+            let (worker, committer) = self.worker(&shared, &base, committer_options(worker))?;
             members.push(worker.member());
             ready.push((worker, committer));
         }
@@ -325,18 +349,16 @@ impl Job<'_> {
 
     fn worker(
         &self,
-        stage: &Stage,
-        topics: &StageTopics,
-        checked: Option<&Checked>,
+        shared: &Shared<'_>,
         base: &str,
         options: CommitterOptions,
-        status: &Arc<StageStatus>,
     ) -> Result<(Worker, Committer), Failure> {
         let topology = &self.plan.topology;
+        let Shared { stage, topics, checked, status, .. } = *shared;
         let (identity, topic_ids) = (options.identity.clone(), options.topic_ids.clone());
         let (worker_end, committer_end) = link();
         let store = checked.and_then(|checked| store(self.plan, stage, topics, checked, &identity)).map(Arc::new);
-        let task = self.task(stage, topics, checked, store.clone(), status)?;
+        let task = self.task(shared, store.clone(), &identity)?;
         let static_member = topology.membership == Membership::Static;
         let consumer_options = ConsumerOptions {
             instance_id: static_member.then_some(identity.as_str()),
@@ -364,6 +386,7 @@ impl Job<'_> {
             stage: stage.name.clone(),
             first_partitions: names.iter().filter_map(|topic| Some(((*topic).to_owned(), first(topic)?))).collect(),
             version_by_offset: past::version_by_offset(self.plan, stage),
+            state_partitions: self.state_partitions(stage, topics),
             job: Arc::clone(&self.topic),
             topic_ids,
             admin: Arc::clone(&self.admin),
@@ -396,15 +419,15 @@ impl Job<'_> {
         Ok((worker, committer))
     }
 
-    fn task(
-        &self,
-        stage: &Stage,
-        topics: &StageTopics,
-        checked: Option<&Checked>,
-        store: Option<Arc<Store>>,
-        status: &Arc<StageStatus>,
-    ) -> Result<Box<dyn Task>, Failure> {
+    /// By topic: how many partitions the state of its keys has.
+    fn state_partitions(&self, stage: &Stage, topics: &StageTopics) -> HashMap<String, i32> {
+        let stores = self.plan.stores(stage);
+        stores.into_iter().zip(&topics.changelogs).map(|(store, (_, info))| (store.source, info.partitions)).collect()
+    }
+
+    fn task(&self, shared: &Shared<'_>, store: Option<Arc<Store>>, identity: &str) -> Result<Box<dyn Task>, Failure> {
         let topology = &self.plan.topology;
+        let Shared { stage, topics, checked, disk, status } = shared;
         match &stage.kind {
             StageKind::Kafka { sources, .. } => {
                 let environment = Environment {
@@ -415,13 +438,20 @@ impl Job<'_> {
                 };
                 let mut by_topic = HashMap::new();
                 for id in sources {
-                    if let NodeKind::Source(source) = &topology.nodes[id.0].kind {
-                        by_topic.extend(source.topics.iter().map(|topic| (topic.clone(), *id)));
-                    }
+                    by_topic.extend(topology.topics(*id).into_iter().map(|topic| (topic, *id)));
                 }
-                let names = topology.nodes.iter().map(|node| node.name.clone()).collect();
+                let names = topology.nodes.iter().map(|node| node.declared_name().to_owned()).collect();
                 let pipeline = Pipeline::new(self.plan, environment)?;
-                Ok(Box::new(KafkaTask { pipeline, sources: by_topic, names, status: Arc::clone(status) }))
+                let stores = self.plan.stores(stage).into_iter().zip(topics.changelogs.iter().map(|(_, info)| info.id));
+                let connection = self.named(&format!("{identity}.restore"));
+                let state = State::new(
+                    connection,
+                    Arc::clone(&self.admin),
+                    disk.clone(),
+                    stores.collect(),
+                    self.plan.retry(stage),
+                );
+                Ok(Box::new(KafkaTask { pipeline, sources: by_topic, names, status: Arc::clone(status), state }))
             }
             StageKind::Postgres { .. } => {
                 let checked = checked.expect("a Postgres stage was looked at");

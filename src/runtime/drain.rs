@@ -1,6 +1,6 @@
 //! `--drain`: what has to be committed before the job is done.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::error::{Disposition, Failure};
@@ -19,6 +19,9 @@ struct Goal {
     targets: Vec<(TopicPartition, Position)>,
     /// Topics that another stage of this run still writes: their targets are taken when it is done.
     internal: Vec<TopicPartition>,
+    /// Topics that the stage itself writes, what feeds them first: the targets of each are taken when all before are
+    /// reached.
+    own: VecDeque<Vec<TopicPartition>>,
     /// Positions that are kept in the database have to be there too.
     store: Option<Store>,
     done: bool,
@@ -42,10 +45,14 @@ impl Drain {
         let written: BTreeSet<String> = stages.iter().flat_map(|stage| plan.writes(stage)).collect();
         let mut goals = Vec::new();
         for ((stage, topics), store) in stages.iter().zip(topics).zip(stores) {
-            let (internal, external): (Vec<_>, Vec<_>) = topics.partitions().partition(|p| written.contains(&*p.topic));
+            let of = |topic: &String| topics.partitions().filter(|p| *p.topic == **topic).collect();
+            let repartitions = plan.repartitions(stage);
+            let own = repartitions.iter().map(of).collect();
+            let others = topics.partitions().filter(|p| repartitions.iter().all(|topic| *p.topic != **topic));
+            let (internal, external): (Vec<_>, Vec<_>) = others.partition(|p| written.contains(&*p.topic));
             let targets = ends(admin, &external, Isolation::ReadCommitted)?
                 .ok_or_else(|| Failure::unreachable("the broker does not tell the ends of the sources"))?;
-            goals.push(Goal { group: stage.group.clone(), targets, internal, store, done: false });
+            goals.push(Goal { group: stage.group.clone(), targets, internal, own, store, done: false });
         }
         Ok(Drain { goals, asked: Instant::now() })
     }
@@ -70,6 +77,14 @@ impl Drain {
                 goal.internal.clear();
             }
             goal.done = reached(admin, goal)? && owed(stage) == 0;
+            if goal.done
+                && let Some(own) = goal.own.front()
+            {
+                goal.done = false;
+                let Some(targets) = ends(admin, own, Isolation::ReadUncommitted)? else { return Ok(false) };
+                goal.targets.extend(targets);
+                goal.own.pop_front();
+            }
             if !goal.done {
                 return Ok(false);
             }

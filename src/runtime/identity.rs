@@ -16,6 +16,8 @@ pub struct Identity {
     pub instance: String,
     /// The largest worker count that ran as this instance, the present one included.
     pub workers_ever: u32,
+    /// The folder of the slot.
+    pub folder: PathBuf,
     _lock: File,
 }
 
@@ -79,7 +81,7 @@ impl Identity {
         if workers_ever != former {
             replace(&count, &workers_ever.to_string()).map_err(failed)?;
         }
-        Ok(Some(Identity { instance, workers_ever, _lock: lock }))
+        Ok(Some(Identity { instance, workers_ever, folder: slot.to_owned(), _lock: lock }))
     }
 }
 

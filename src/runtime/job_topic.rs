@@ -25,6 +25,8 @@ use crate::topology::plan::Plan;
 
 /// The format byte.
 const FORMAT: u8 = b'1';
+/// What the name of a changelog ends with; no other topic of a stage may.
+const CHANGELOG: &str = ".changelog";
 const PATIENCE: Duration = Duration::from_secs(10);
 const SLICE: Duration = Duration::from_secs(1);
 
@@ -57,6 +59,11 @@ impl Note {
     pub fn topic(stage: &str, topic: &str, id: Uuid, partitions: i32) -> Note {
         let value = json!({ "id": id.to_string(), "partitions": partitions });
         Note { key: format!("topic/{stage}/{topic}"), value: Some(value) }
+    }
+
+    /// That a topic is not the stage's any more.
+    pub fn topic_forgotten(stage: &str, topic: &str) -> Note {
+        Note { key: format!("topic/{stage}/{topic}"), value: None }
     }
 
     pub fn started(stage: &str, partition: &TopicPartition, id: Uuid) -> Note {
@@ -104,6 +111,12 @@ impl Memory {
     /// The topic's id when the partition was started; `None` if it never was.
     pub fn started(&self, stage: &str, partition: &TopicPartition) -> Option<Uuid> {
         self.started.get(&(stage.to_owned(), partition.topic.to_string(), partition.partition)).copied()
+    }
+
+    /// The changelogs that a stage had when it last ran, with their ids.
+    pub fn changelogs(&self, stage: &str) -> impl Iterator<Item = (&str, Uuid)> {
+        let own = self.topics.iter().filter(move |((of, topic), _)| of == stage && topic.ends_with(CHANGELOG));
+        own.map(|((_, topic), (id, _))| (topic.as_str(), *id))
     }
 
     /// The partitions that a topic had at first.

@@ -1,15 +1,23 @@
-//! The Kafka stage's task: the topology's operators.
+//! The Kafka stage's task: the topology's operators, and the state that they keep.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
 
 use crate::chunk::Chunk;
+use crate::commit::progress::BatchId;
+use crate::crash::{self, Point};
 use crate::error::Failure;
+use crate::kafka::{Admin, Connection};
 use crate::observe::status::StageStatus;
-use crate::operator::{Outcome, Pipeline, Stop};
-use crate::record::Input;
+use crate::operator::{Outcome, Pipeline, Stop, StoreId};
+use crate::record::{Input, TopicPartition};
 use crate::reject::Reject;
 use crate::runtime::task::Task;
+use crate::store::{Bounds, Changelog, Disk, Restoring};
+use crate::topology::plan::PlannedStore;
 use crate::topology::spec::NodeId;
 
 /// Runs records through a pipeline and counts what became of them.
@@ -20,6 +28,40 @@ pub struct KafkaTask {
     /// Names of the nodes by id, for the counters.
     pub names: Vec<String>,
     pub status: Arc<StageStatus>,
+    pub state: State,
+}
+
+/// The stores of the task, and the restores that are on their way.
+pub struct State {
+    connection: Connection,
+    admin: Arc<Admin>,
+    /// None: it is kept in memory.
+    disk: Option<Disk>,
+    bounds: Bounds,
+    /// With the ids of their changelogs.
+    stores: Vec<(PlannedStore, Uuid)>,
+    /// The stage's retry topic: its records are folded into the state of other partitions.
+    retry: String,
+    restoring: HashMap<TopicPartition, Restoring>,
+}
+
+impl State {
+    /// `stores`: all of the stage's, in the order of the plan.
+    pub fn new(
+        connection: Connection,
+        admin: Arc<Admin>,
+        disk: Option<Disk>,
+        stores: Vec<(PlannedStore, Uuid)>,
+        retry: String,
+    ) -> State {
+        let bounds = Bounds::new(Arc::clone(&admin));
+        State { connection, admin, disk, bounds, stores, retry, restoring: HashMap::new() }
+    }
+
+    /// The stores that records of a topic reach.
+    fn of<'s>(&'s self, topic: &'s str) -> impl Iterator<Item = StoreId> {
+        (0..self.stores.len()).filter(move |store| self.stores[*store].0.source == topic).map(StoreId)
+    }
 }
 
 impl KafkaTask {
@@ -38,6 +80,42 @@ impl KafkaTask {
         }
         Ok(())
     }
+
+    /// Whether the state of a partition is there; else it is being restored from now on.
+    fn is_ready(&mut self, partition: &TopicPartition) -> Result<bool, Failure> {
+        let KafkaTask { pipeline, state, .. } = self;
+        let stores: Vec<StoreId> = state.of(&partition.topic).collect();
+        if stores.iter().all(|store| pipeline.holds(*store, partition.partition)) {
+            return Ok(true);
+        }
+        let Some(restoring) = state.restoring.get_mut(partition) else {
+            let changelog = |store: &StoreId| {
+                let (planned, id) = &state.stores[store.0];
+                Changelog { topic: planned.changelog.as_str().into(), id: *id, stamp: pipeline.stamp(*store) }
+            };
+            let changelogs = stores.iter().map(changelog).collect();
+            // What is doubtful makes way: its files are the restore's from now on.
+            stores.iter().for_each(|store| pipeline.release(*store, partition.partition));
+            let State { connection, admin, disk, .. } = &state;
+            let begun = Restoring::begin(connection, admin, disk.as_ref(), changelogs, partition.partition)?;
+            state.restoring.insert(partition.clone(), begun);
+            return Ok(false);
+        };
+        let Some(restored) = restoring.poll()? else { return Ok(false) };
+        state.restoring.remove(partition);
+        for (store, committed) in stores.into_iter().zip(restored) {
+            pipeline.hold(store, partition.partition, committed);
+        }
+        Ok(true)
+    }
+}
+
+/// The changelogs' partitions whose state is here.
+fn held(pipeline: &Pipeline, stores: &[(PlannedStore, Uuid)]) -> Vec<(StoreId, TopicPartition)> {
+    let changelog = |(store, partition): (StoreId, i32)| {
+        (store, TopicPartition::new(stores[store.0].0.changelog.as_str(), partition))
+    };
+    pipeline.held().map(changelog).collect()
 }
 
 impl Task for KafkaTask {
@@ -58,5 +136,67 @@ impl Task for KafkaTask {
         let reject = Reject { node: self.names[source.0].clone(), reason, message };
         let outcome = self.pipeline.reject(source, input, reject, chunk);
         self.count(outcome)
+    }
+
+    fn prepare(&mut self, partitions: &[TopicPartition]) -> Result<Vec<TopicPartition>, Failure> {
+        let is_retry = |partition: &&TopicPartition| *partition.topic == *self.state.retry;
+        let (retries, sources): (Vec<_>, Vec<_>) = partitions.iter().partition(is_retry);
+        let mut unready = Vec::new();
+        for partition in sources {
+            if !self.is_ready(partition)? {
+                unready.push(partition.clone());
+            }
+        }
+        // What is replayed waits for the state that it goes into.
+        if !self.state.restoring.is_empty() {
+            unready.extend(retries.into_iter().cloned());
+        }
+        Ok(unready)
+    }
+
+    fn unassigned(&mut self, partitions: &[TopicPartition]) {
+        let KafkaTask { pipeline, state, .. } = self;
+        for partition in partitions {
+            state.restoring.remove(partition);
+            state.of(&partition.topic).for_each(|store| pipeline.release(store, partition.partition));
+        }
+    }
+
+    fn sealed(&mut self, batch: BatchId) {
+        let KafkaTask { pipeline, state, .. } = self;
+        pipeline.sealed(batch);
+        if state.disk.is_none() {
+            return;
+        }
+        for (store, partition, end) in state.bounds.told() {
+            pipeline.bound(store, partition, batch, end);
+        }
+        let State { bounds, stores, .. } = state;
+        bounds.ask(|| held(pipeline, stores));
+    }
+
+    fn committed(&mut self, batch: BatchId) {
+        if self.state.stores.is_empty() {
+            return;
+        }
+        crash::at(Point::BeforeApply);
+        self.pipeline.committed(batch);
+        crash::at(Point::AfterApply);
+    }
+
+    fn abandon(&mut self) {
+        self.pipeline.abandon();
+    }
+
+    fn close(&mut self, wait: Duration) {
+        let KafkaTask { pipeline, state, .. } = self;
+        state.restoring.clear();
+        if state.disk.is_none() {
+            return;
+        }
+        // The next start has nothing to read then.
+        for (store, partition, end) in state.bounds.now(&held(pipeline, &state.stores), wait) {
+            pipeline.settled(store, partition, end);
+        }
     }
 }

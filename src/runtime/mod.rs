@@ -15,6 +15,7 @@ pub mod past;
 mod positions;
 mod postgres_task;
 pub mod preflight;
+mod purge;
 pub mod reset;
 pub mod shutdown;
 mod subscriptions;

@@ -69,6 +69,14 @@ pub fn grown(topic: &str, first: i32) -> String {
     )
 }
 
+/// That a topic has more partitions than its state.
+pub fn outgrown(topic: &str, file: &str) -> String {
+    format!(
+        "topic {topic:?} has more partitions than the state of its keys: a key may lie in another partition than before, \
+         where nothing is known of it. semel reset {file} clears the state and sets where to begin anew with it"
+    )
+}
+
 /// Refuses what the past forbids, all of it in one message, and has the topic remember this run. Blocks.
 pub fn check(
     plan: &Plan,
@@ -93,6 +101,7 @@ pub fn check(
             });
             problems.extend(grown);
         }
+        problems.extend(state(plan, stage, topics, memory));
         let partitions: Vec<TopicPartition> = topics.partitions().collect();
         let commits = admin.commits(&stage.group, &partitions, false);
         let commits = commits.map_err(|error| match error.disposition() {
@@ -126,7 +135,8 @@ pub fn check(
                 _ => {}
             }
         }
-        for (topic, _, info) in &topics.sources {
+        let changelogs = topics.changelogs.iter().map(|(topic, info)| (topic.as_str(), info));
+        for (topic, info) in topics.sources.iter().map(|(topic, _, info)| (&**topic, info)).chain(changelogs) {
             memory.topics.entry((stage.name.clone(), topic.to_string())).or_insert_with(|| {
                 notes.push(Note::topic(&stage.name, topic, info.id, info.partitions));
                 (info.id, info.partitions)
@@ -143,6 +153,40 @@ pub fn check(
         notes.push(Note::plan(plan));
     }
     job.remember(&notes)
+}
+
+/// What the past says against the state of a stage: it would be empty where positions are not.
+fn state(plan: &Plan, stage: &Stage, topics: &StageTopics, memory: &Memory) -> Vec<String> {
+    let file = &plan.topology.file;
+    let mut problems = Vec::new();
+    let mut new = Vec::new();
+    for (topic, info) in &topics.changelogs {
+        match memory.changelogs(&stage.name).find(|(known, _)| known == topic) {
+            Some((_, id)) if id != info.id => problems.push(format!(
+                "topic {topic:?}, from which state is restored, was deleted and made anew: the state is gone, and the \
+                 positions of group {} are not. semel reset {file} sets where to begin anew, with no state",
+                stage.group
+            )),
+            Some(_) => {}
+            None => new.push(topic.as_str()),
+        }
+    }
+    let left: Vec<&str> = memory
+        .changelogs(&stage.name)
+        .map(|(topic, _)| topic)
+        .filter(|known| topics.changelogs.iter().all(|(topic, _)| topic != known))
+        .collect();
+    match (new.is_empty(), left.is_empty()) {
+        (false, false) => problems.push(format!(
+            "state was kept in {}, and now it would be kept in {}: a renamed aggregate would begin with nothing. Give it \
+             its name back; or semel reset {file} clears all state and sets where to begin anew",
+            left.join(", "),
+            new.join(", ")
+        )),
+        (true, false) => tracing::warn!(stage = stage.name, "no aggregate of the file keeps its state in {}", left.join(", ")),
+        _ => {}
+    }
+    problems
 }
 
 /// Members of a stage's group that are not the stage's: they would take partitions and leave their records unprocessed.

@@ -28,6 +28,8 @@ pub struct Positions {
     pub first_partitions: HashMap<String, i32>,
     /// Offsets are the rows' versions: a key must stay in its partition.
     pub version_by_offset: bool,
+    /// Topics whose state has so many partitions: a key must stay where its state is.
+    pub state_partitions: HashMap<String, i32>,
     pub job: Arc<JobTopic>,
     /// Of the topics as they were when their partitions were assigned.
     pub topic_ids: TopicIds,
@@ -103,6 +105,9 @@ impl Positions {
                 && partition.partition >= first
             {
                 return Err(Failure::stopped(past::grown(&partition.topic, first)));
+            }
+            if self.state_partitions.get(&*partition.topic).is_some_and(|count| partition.partition >= *count) {
+                return Err(Failure::stopped(past::outgrown(&partition.topic, &self.file)));
             }
             self.topic_ids.set(&partition.topic, *id);
             if let Some(store) = &self.store {

@@ -10,7 +10,7 @@ use crate::chunk::{Target, TargetId};
 use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Error, Isolation, TopicInfo};
 use crate::record::TopicPartition;
-use crate::topology::plan::{Plan, Stage, StageKind};
+use crate::topology::plan::{Plan, PlannedStore, Stage, StageKind};
 use crate::topology::spec::{CreateTopic, Guarantee, Node, NodeKind, Source, Start, Topology};
 use crate::topology::{REPLAY_WINDOW, duration_text};
 
@@ -22,10 +22,12 @@ const DEAD_LETTER_ROOM: usize = 64 * 1024;
 pub struct StageTopics {
     /// Topics read, with where each starts; the stage's retry topic is last, where there is one.
     pub sources: Vec<(Arc<str>, Start, TopicInfo)>,
-    /// Topics written; the dead-letter topic is last.
+    /// Topics written, changelogs of stores among them; the dead-letter topic is last.
     pub targets: Vec<Target>,
     pub dead_letters: TargetId,
     pub topic_ids: HashMap<String, Uuid>,
+    /// Changelogs of the stage's stores, with the ids that they have.
+    pub changelogs: Vec<(String, TopicInfo)>,
 }
 
 /// The topics that a stage reads, with where each starts.
@@ -41,7 +43,8 @@ pub fn read_topics(topology: &Topology, stage: &Stage) -> Vec<(String, Start)> {
                 topics.extend(names.iter().map(|t| (t.clone(), *start)))
             }
             NodeKind::KafkaSink(sink) => topics.push((sink.topic.clone(), Start::Earliest)),
-            _ => unreachable!("only sources and Kafka sinks have topics"),
+            NodeKind::Repartitioned { topic, .. } => topics.push((topic.clone(), Start::Earliest)),
+            _ => unreachable!("no other node is read"),
         }
     }
     topics
@@ -75,7 +78,7 @@ struct Found<'a> {
 
 /// All that the broker has against a start of these stages. Changes nothing. Blocks.
 pub fn problems(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<Problem>, Failure> {
-    Ok(inspect(&plan.topology, stages, admin)?.problems)
+    Ok(inspect(plan, stages, admin)?.problems)
 }
 
 /// Looks at every topic of the stages, makes those that are declared with `create` and the dead-letter topic, and
@@ -83,7 +86,7 @@ pub fn problems(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<Pro
 /// anything is made. Blocks.
 pub fn topics(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<StageTopics>, Failure> {
     let topology = &plan.topology;
-    let Found { mut infos, missing, problems } = inspect(topology, stages, admin)?;
+    let Found { mut infos, missing, problems } = inspect(plan, stages, admin)?;
     refuse(topology, problems)?;
     let created = create(&missing, admin)?;
     let new = describe(admin, &created)?;
@@ -94,20 +97,29 @@ pub fn topics(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<Stage
     infos.extend(new);
     let retries: BTreeSet<String> = stages.iter().map(|stage| plan.retry(stage)).collect();
     infos.extend(describe(admin, &retries)?);
+    for stage in stages {
+        infos.extend(repartitions(plan, stage, &infos, admin)?);
+    }
+    let changelogs = stages.iter().flat_map(|stage| plan.stores(stage));
+    let changelogs = changelogs.map(|store| changelog(&store, &infos, admin)).collect::<Result<Vec<_>, _>>()?;
+    infos.extend(changelogs);
     let dead_letters = dead_letter_topic(plan, stages, admin, &infos)?;
     Ok(stages.iter().map(|stage| stage_topics(plan, stage, &infos, &dead_letters)).collect())
 }
 
-fn inspect<'a>(topology: &'a Topology, stages: &[&Stage], admin: &Admin) -> Result<Found<'a>, Failure> {
+fn inspect<'a>(plan: &'a Plan, stages: &[&Stage], admin: &Admin) -> Result<Found<'a>, Failure> {
+    let topology = &*plan.topology;
     let mut names: BTreeSet<String> = BTreeSet::new();
     for stage in stages {
         names.extend(read_topics(topology, stage).into_iter().map(|(topic, _)| topic));
         names.extend(written_topics(topology, stage).into_iter().map(|(_, topic, _)| topic.to_owned()));
+        names.extend(plan.stores(stage).into_iter().map(|store| store.changelog));
     }
     let infos = describe(admin, &names)?;
     let mut found = Found { missing: Vec::new(), problems: Vec::from_iter(limits(topology, admin)), infos };
     for stage in stages {
-        for (topic, _) in read_topics(topology, stage) {
+        let own = plan.repartitions(stage);
+        for (topic, _) in read_topics(topology, stage).into_iter().filter(|(topic, _)| !own.contains(topic)) {
             // The stage that writes it answers for it.
             let written = |stage: &&Stage| written_topics(topology, stage).iter().any(|(_, t, _)| *t == topic);
             if !found.infos.contains_key(&topic) && !stages.iter().any(written) {
@@ -115,6 +127,8 @@ fn inspect<'a>(topology: &'a Topology, stages: &[&Stage], admin: &Admin) -> Resu
                 found.problems.push(Problem { setting: setting_of(topology, &topic), message });
             }
         }
+        let unfit: Vec<_> = plan.stores(stage).iter().filter_map(|s| unfit(topology, s, &found.infos)).collect();
+        found.problems.extend(unfit);
         for (sink, topic, create) in written_topics(topology, stage) {
             match (found.infos.get(topic), create) {
                 (Some(info), _) => found.problems.extend(unwritable(sink, topic, info)),
@@ -131,6 +145,67 @@ fn inspect<'a>(topology: &'a Topology, stages: &[&Stage], admin: &Admin) -> Resu
     }
     found.problems.dedup();
     Ok(found)
+}
+
+/// What is wrong with a changelog that is there.
+fn unfit(topology: &Topology, store: &PlannedStore, infos: &BTreeMap<String, TopicInfo>) -> Option<Problem> {
+    let (changelog, source) = (infos.get(&store.changelog)?, infos.get(&store.source)?);
+    let PlannedStore { node, changelog: topic, source: read, .. } = store;
+    let message = if changelog.partitions != source.partitions {
+        format!(
+            "topic {topic:?}, from which state is restored, has {} partitions, but topic {read:?} has {}: a key may lie in \
+             another partition than its state. semel reset {} clears the state and sets where to begin anew with it",
+            changelog.partitions, source.partitions, topology.file
+        )
+    } else if changelog.cleanup_policy.trim() != "compact" {
+        format!(
+            "topic {topic:?}, from which state is restored, deletes by age or size (cleanup.policy = {}): set \
+             cleanup.policy = compact",
+            changelog.cleanup_policy
+        )
+    } else {
+        return None;
+    };
+    Some(Problem { setting: vec!["transforms".to_owned(), topology.nodes[node.0].name.clone()], message })
+}
+
+/// Makes the topics through which a stage sends records to itself, where they are not there: with as many partitions as the
+/// widest of their sources. Records stay until they are processed, and are deleted then.
+fn repartitions(
+    plan: &Plan,
+    stage: &Stage,
+    infos: &BTreeMap<String, TopicInfo>,
+    admin: &Admin,
+) -> Result<Vec<(String, TopicInfo)>, Failure> {
+    let StageKind::Kafka { nodes, .. } = &stage.kind else { return Ok(Vec::new()) };
+    let mut made = Vec::new();
+    for id in nodes {
+        let Some(topic) = plan.topology.repartition(*id) else { continue };
+        let sources = plan.topology.sources_of(*id).flat_map(|source| &source.topics);
+        let read: Vec<&TopicInfo> = sources.filter_map(|topic| infos.get(topic)).collect();
+        let partitions = read.iter().map(|info| info.partitions).max().unwrap_or(1);
+        let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
+        let config = [("retention.ms", "-1".to_owned()), ("max.message.bytes", largest.max(1 << 20).to_string())];
+        let info = admin
+            .internal_topic(&topic, partitions, &config)
+            .map_err(|e| asked(&e, &format!("cannot create the repartition topic {topic:?}")))?;
+        made.push((topic, info));
+    }
+    Ok(made)
+}
+
+/// Makes the changelog of a store, where it is not there: with a partition for each of the source.
+fn changelog(
+    store: &PlannedStore,
+    infos: &BTreeMap<String, TopicInfo>,
+    admin: &Admin,
+) -> Result<(String, TopicInfo), Failure> {
+    let PlannedStore { changelog, source, .. } = store;
+    let config = [("cleanup.policy", "compact".to_owned())];
+    let info = admin
+        .internal_topic(changelog, infos[source].partitions, &config)
+        .map_err(|e| asked(&e, &format!("cannot create the changelog {changelog:?}")))?;
+    Ok((changelog.clone(), info))
 }
 
 /// The setting that names a topic.
@@ -167,8 +242,13 @@ fn stage_topics(plan: &Plan, stage: &Stage, infos: &BTreeMap<String, TopicInfo>,
         .collect();
     let mut targets: Vec<Target> =
         written_topics(topology, stage).into_iter().map(|(_, topic, _)| infos[topic].target(topic)).collect();
+    let changelogs: Vec<(String, TopicInfo)> =
+        plan.stores(stage).into_iter().map(|s| (s.changelog.clone(), infos[&s.changelog].clone())).collect();
+    targets.extend(changelogs.iter().map(|(topic, info)| info.target(topic.as_str())));
+    targets.extend(plan.repartitions(stage).into_iter().map(|topic| infos[&topic].target(topic)));
     targets.push(dead_letters.clone());
     StageTopics {
+        changelogs,
         topic_ids: sources
             .iter()
             .map(|(topic, _, info): &(Arc<str>, _, TopicInfo)| (topic.to_string(), info.id))
@@ -291,11 +371,13 @@ fn kept_by_time(info: &TopicInfo) -> Option<Duration> {
 /// what is wrong. Blocks.
 pub fn retention_problems(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<Vec<(String, String)>, Failure> {
     let written = written_topics(&plan.topology, stage);
+    let own = plan.repartitions(stage);
+    let reads: Vec<String> = plan.reads(stage).into_iter().filter(|topic| !own.contains(topic)).collect();
     let names: BTreeSet<String> =
-        plan.reads(stage).into_iter().chain(written.iter().map(|(_, topic, _)| (*topic).to_owned())).collect();
+        reads.iter().cloned().chain(written.iter().map(|(_, topic, _)| (*topic).to_owned())).collect();
     let infos = describe(admin, &names)?;
     // The one that is kept for longest; for ever before all others.
-    let read = plan.reads(stage).into_iter().filter_map(|topic| Some((kept_by_time(infos.get(&topic)?), topic)));
+    let read = reads.into_iter().filter_map(|topic| Some((kept_by_time(infos.get(&topic)?), topic)));
     let Some((longest, topic)) = read.max_by_key(|(kept, _)| kept.unwrap_or(Duration::MAX)) else {
         return Ok(Vec::new());
     };

@@ -68,6 +68,8 @@ pub struct Change {
 pub struct Reset<'a> {
     plan: &'a Plan,
     pub changes: Vec<Change>,
+    /// Changelogs that are deleted: state tells of what was before the new positions.
+    pub changelogs: Vec<String>,
     memory: Memory,
 }
 
@@ -93,7 +95,17 @@ impl<'a> Reset<'a> {
         for stage in stages {
             changes.extend(Looked::at(plan, stage, admin)?.changes(to, &memory, admin)?);
         }
-        Ok(Reset { plan, changes, memory })
+        let mut changelogs = Vec::new();
+        for stage in stages {
+            let known = memory.changelogs(&stage.name).map(|(topic, _)| topic.to_owned());
+            changelogs.extend(plan.stores(stage).into_iter().map(|store| store.changelog).chain(known));
+        }
+        changelogs.sort();
+        changelogs.dedup();
+        let names: Vec<&str> = changelogs.iter().map(String::as_str).collect();
+        let there = admin.shapes(&names).map_err(|e| asked(&e, "cannot look at the changelogs"))?;
+        changelogs.retain(|topic| there.contains_key(topic));
+        Ok(Reset { plan, changes, changelogs, memory })
     }
 
     /// The positions as they are, to be put back.
@@ -108,8 +120,15 @@ impl<'a> Reset<'a> {
         Positions { topology: self.plan.topology.name.clone(), positions: self.changes.iter().map(entry).collect() }
     }
 
-    /// Commits the new positions and has the job's topic remember that they are meant. Blocks.
+    /// Deletes the state, commits the new positions and has the job's topic remember that they are meant. Blocks.
     pub fn carry_out(&self, connection: &Connection, admin: &Arc<Admin>) -> Result<(), Failure> {
+        // First: should this end in between, a run is refused for the state that is gone, until the reset is repeated.
+        if !self.changelogs.is_empty() {
+            let reset = |stage: &&Stage| self.changes.iter().any(|change| change.stage == stage.name);
+            self.plan.stages.iter().filter(reset).try_for_each(|stage| nobody_in(stage, admin))?;
+            let names: Vec<&str> = self.changelogs.iter().map(String::as_str).collect();
+            admin.delete_topics(&names).map_err(|e| asked(&e, "cannot delete the changelogs"))?;
+        }
         for stage in &self.plan.stages {
             let ids = TopicIds::default();
             let mut positions = Vec::new();
@@ -152,6 +171,10 @@ impl<'a> Reset<'a> {
                 self.memory.started.keys().filter(|(s, topic, p)| (s, topic) == (&key.0, &key.1) && p >= partitions);
             notes
                 .extend(gone.map(|(stage, topic, p)| Note::forgotten(stage, &TopicPartition::new(topic.as_str(), *p))));
+        }
+        for stage in self.changes.iter().map(|change| &change.stage).collect::<BTreeSet<_>>() {
+            let known = self.memory.changelogs(stage);
+            notes.extend(known.map(|(topic, _)| Note::topic_forgotten(stage, topic)));
         }
         notes
     }
@@ -207,6 +230,8 @@ fn fits(plan: &Plan, stages: &[&Stage], positions: &Positions) -> Result<(), Fai
 struct Looked<'a> {
     stage: &'a Stage,
     retry: String,
+    /// Topics through which the stage sends records to itself.
+    own: Vec<String>,
     topics: BTreeMap<String, (Uuid, i32)>,
     commits: BTreeMap<TopicPartition, Option<(Position, Option<Uuid>)>>,
     low: BTreeMap<TopicPartition, Position>,
@@ -253,7 +278,15 @@ impl<'a> Looked<'a> {
             }
         }
         let ends = |at| ends(admin, &partitions, at);
-        Ok(Looked { stage, retry, topics, commits, low: ends(At::Earliest)?, high: ends(At::Latest)? })
+        Ok(Looked {
+            stage,
+            retry,
+            own: plan.repartitions(stage),
+            topics,
+            commits,
+            low: ends(At::Earliest)?,
+            high: ends(At::Latest)?,
+        })
     }
 
     fn changes(&self, to: &To, memory: &Memory, admin: &Admin) -> Result<Vec<Change>, Failure> {
@@ -270,6 +303,8 @@ impl<'a> Looked<'a> {
             let (low, high) = (self.low[partition], self.high[partition]);
             let from = commit.filter(|(_, id)| id.is_none_or(|id| id == topic_id)).map(|(position, _)| position);
             let target = match to {
+                // What it sent to itself it sends again.
+                _ if self.own.iter().any(|topic| *topic == *partition.topic) => high,
                 To::Positions(positions) => match self.given(positions, partition, topic_id, low, high)? {
                     Some(position) => position,
                     None => continue,

@@ -42,6 +42,12 @@ pub trait Task: Send {
         Ok(true)
     }
 
+    /// Makes ready in the background what the task needs to take partitions over; answers those for which that is not done
+    /// yet. To be asked again, until a partition is ready or given up. Does not block.
+    fn prepare(&mut self, _partitions: &[TopicPartition]) -> Result<Vec<TopicPartition>, Failure> {
+        Ok(Vec::new())
+    }
+
     /// A partition was taken over, at its position.
     fn assigned(&mut self, _partition: &TopicPartition) {}
 

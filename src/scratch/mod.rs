@@ -318,10 +318,13 @@ impl World {
     /// The topics that a run writes.
     fn topics_of(&self, run: &str) -> Vec<String> {
         let sinks = self.topology.nodes.iter().filter_map(|node| match &node.kind {
-            NodeKind::KafkaSink(sink) => Some(sink.topic.as_str()),
+            NodeKind::KafkaSink(sink) => Some(sink.topic.clone()),
+            NodeKind::Aggregate(_) => Some(format!("{}.changelog", node.name)),
+            NodeKind::Repartition(_) => Some(format!("{}.repartition", node.declared_name())),
             _ => None,
         });
-        sinks.chain(["dead-letters", "job"]).map(|topic| format!("{run}.{topic}")).collect()
+        let own = ["dead-letters", "job"].map(str::to_owned);
+        sinks.chain(own).map(|topic| format!("{run}.{topic}")).collect()
     }
 
     fn drop_tables(&self, run: &str) {

@@ -12,11 +12,11 @@ use super::table::Table;
 use crate::chunk::{Chunk, Output, Target, TargetId};
 use crate::clock::Clock;
 use crate::operator::row::{Mapped, RowMapper};
-use crate::operator::{Environment, Pipeline};
+use crate::operator::{Environment, Memory, Pipeline, StoreId};
 use crate::record::{Headers, Input, Offset};
 use crate::reject::Reject;
-use crate::topology::plan::{Plan, StageKind};
-use crate::topology::spec::{NodeId, NodeKind, OnError, TestCase, TestInput, Topology};
+use crate::topology::plan::{Plan, PlannedStore, StageKind};
+use crate::topology::spec::{Node, NodeId, NodeKind, OnError, TestCase, TestInput, Topology};
 
 /// Where the clock stands: 2026-01-01T00:00:00Z. It is the timestamp of test records that name none.
 const NOW_MS: i64 = 1_767_225_600_000;
@@ -106,6 +106,7 @@ pub struct Job<'p> {
     plan: &'p Plan,
     pipeline: Option<Pipeline>,
     targets: Vec<Target>,
+    stores: Vec<PlannedStore>,
     stages: Vec<PostgresStage>,
     chunk: Chunk,
     ends: HashMap<(String, i32), i64>,
@@ -116,7 +117,7 @@ pub struct Job<'p> {
 impl<'p> Job<'p> {
     fn new(plan: &'p Plan) -> Result<Job<'p>, String> {
         let topology = &plan.topology;
-        let targets = targets(topology);
+        let targets = targets(plan);
         let environment = Environment {
             dead_letters: TargetId(targets.len() as u32 - 1),
             targets: targets.clone(),
@@ -137,6 +138,7 @@ impl<'p> Job<'p> {
             plan,
             pipeline,
             targets,
+            stores: plan.stages.iter().flat_map(|stage| plan.stores(stage)).collect(),
             stages,
             chunk: Chunk::default(),
             ends: HashMap::new(),
@@ -190,14 +192,29 @@ impl<'p> Job<'p> {
         let Some(pipeline) = self.pipeline.as_mut().filter(|_| stage.is_some_and(|s| s.contains(&source))) else {
             return Ok(());
         };
+        for (i, store) in self.stores.iter().enumerate() {
+            let partition = self.records[record].partition;
+            if store.source == self.records[record].topic && !pipeline.holds(StoreId(i), partition) {
+                pipeline.hold(StoreId(i), partition, Box::new(Memory::default()));
+            }
+        }
         self.chunk.clear();
         pipeline.process(source, &self.records[record].input(), &mut self.chunk).map_err(|stop| stop.to_string())?;
         let outputs: Vec<(TargetId, Stored)> = self.chunk.iter().map(|output| self.stored(&output)).collect();
         for (target, output) in outputs {
             if target.0 as usize + 1 == self.targets.len() {
                 self.letters.push(letter(&output));
-            } else {
-                self.append(output);
+                continue;
+            }
+            // What the stage sends to itself it reads next.
+            let nodes = &self.plan.topology.nodes;
+            let reads =
+                |node: &Node| matches!(&node.kind, NodeKind::Repartitioned { topic, .. } if *topic == output.topic);
+            let reader = nodes.iter().position(reads).map(NodeId);
+            let record = self.records.len();
+            self.append(output);
+            if let Some(reader) = reader {
+                self.kafka_stage(reader, record)?;
             }
         }
         Ok(())
@@ -251,7 +268,8 @@ impl<'p> Job<'p> {
 }
 
 /// The topics that the job writes, each once; the last is the dead letters'.
-fn targets(topology: &Topology) -> Vec<Target> {
+fn targets(plan: &Plan) -> Vec<Target> {
+    let topology = &*plan.topology;
     let mut targets: Vec<Target> = Vec::new();
     for node in &topology.nodes {
         let NodeKind::KafkaSink(sink) = &node.kind else { continue };
@@ -271,6 +289,24 @@ fn targets(topology: &Topology) -> Vec<Target> {
             timestamp_after_max_ms: number("message.timestamp.after.max.ms").unwrap_or(i64::MAX),
         });
     }
+    let repartitions = plan.stages.iter().flat_map(|stage| plan.repartitions(stage)).map(|topic| Target {
+        topic: topic.into(),
+        partitions: 1,
+        max_message_bytes: MAX_MESSAGE_BYTES,
+        compacted: false,
+        timestamp_before_max_ms: i64::MAX,
+        timestamp_after_max_ms: i64::MAX,
+    });
+    targets.extend(repartitions);
+    let changelogs = plan.stages.iter().flat_map(|stage| plan.stores(stage)).map(|store| Target {
+        topic: store.changelog.into(),
+        partitions: i32::MAX,
+        max_message_bytes: MAX_MESSAGE_BYTES,
+        compacted: true,
+        timestamp_before_max_ms: i64::MAX,
+        timestamp_after_max_ms: i64::MAX,
+    });
+    targets.extend(changelogs);
     targets.push(Target {
         topic: topology.dead_letters().into(),
         partitions: 1,

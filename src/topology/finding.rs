@@ -98,6 +98,8 @@ codes! {
      a version from metadata."
     VALUE_FORMAT "value-format" "An expression or a Postgres sink that takes text for a JSON object, or the other way \
      round."
+    AGGREGATE_KEY "aggregate-key" "An aggregate that would meet the records of one key in several partitions: its records \
+     come from several topics, or under another key than they were partitioned by."
     COORDINATES_ID "coordinates-id" "A source without `event_id`: its events are told apart by topic, partition and \
      offset, so a producer's second send is another event."
     COORDINATES "coordinates" "An identity, key or column made of `%offset` or `%partition`, which differ when the \

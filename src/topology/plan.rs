@@ -38,6 +38,18 @@ pub enum StageKind {
     },
 }
 
+/// What a stateful node keeps, by partition of the topic that feeds it, with the topic that it is restored from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedStore {
+    pub node: NodeId,
+    /// `<topology>.<node>`
+    pub name: String,
+    /// `<topology>.<node>.changelog`, with as many partitions as the source.
+    pub changelog: String,
+    /// The topic whose records reach the node.
+    pub source: String,
+}
+
 /// An arrow of the topology with what it promises (protocol section 7).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
@@ -141,6 +153,24 @@ impl Plan {
         topics
     }
 
+    /// The stores of a stage, in the order of its nodes.
+    pub fn stores(&self, stage: &Stage) -> Vec<PlannedStore> {
+        let StageKind::Kafka { nodes, .. } = &stage.kind else { return Vec::new() };
+        let store = |id: &NodeId| {
+            let name = format!("{}.{}", self.topology.name, self.topology.nodes[id.0].name);
+            let changelog = self.topology.changelog(*id)?;
+            let source = self.topology.fed_by(*id);
+            Some(PlannedStore { node: *id, name, changelog, source: source? })
+        };
+        nodes.iter().filter_map(store).collect()
+    }
+
+    /// The topics through which a stage sends records to itself, in the order of its nodes.
+    pub fn repartitions(&self, stage: &Stage) -> Vec<String> {
+        let StageKind::Kafka { nodes, .. } = &stage.kind else { return Vec::new() };
+        nodes.iter().filter_map(|id| self.topology.repartition(*id)).collect()
+    }
+
     /// The format of each topic that a Postgres stage reads: a source's own; of what a Kafka sink writes JSON, unless
     /// it
     /// passes the values of text or byte sources on.
@@ -193,11 +223,35 @@ impl Topology {
         format!("{}.job", self.name)
     }
 
-    /// The topics of a source, the topic of a Kafka sink, else none.
+    /// The topic through which a node sends records under another key to the stage itself.
+    pub fn repartition(&self, id: NodeId) -> Option<String> {
+        match &self.nodes[id.0].kind {
+            NodeKind::Repartition(repartition) => Some(repartition.topic.clone()),
+            _ => None,
+        }
+    }
+
+    /// The topic whose records reach a node. A checked topology has one behind an aggregate.
+    fn fed_by(&self, id: NodeId) -> Option<String> {
+        match &self.nodes[id.0].kind {
+            NodeKind::Source(source) => source.topics.first().cloned(),
+            NodeKind::Repartitioned { topic, .. } => Some(topic.clone()),
+            _ => self.nodes[id.0].inputs.iter().find_map(|port| self.fed_by(port.node)),
+        }
+    }
+
+    /// The topic from which the state of a node is restored, of one that has state.
+    pub fn changelog(&self, id: NodeId) -> Option<String> {
+        let node = &self.nodes[id.0];
+        matches!(node.kind, NodeKind::Aggregate(_)).then(|| format!("{}.{}.changelog", self.name, node.name))
+    }
+
+    /// The topics of a source, the topic of a Kafka sink, what a `Repartitioned` reads; else none.
     pub fn topics(&self, id: NodeId) -> Vec<String> {
         match &self.nodes[id.0].kind {
             NodeKind::Source(source) => source.topics.clone(),
             NodeKind::KafkaSink(sink) => vec![sink.topic.clone()],
+            NodeKind::Repartitioned { topic, .. } => vec![topic.clone()],
             _ => Vec::new(),
         }
     }
@@ -205,17 +259,21 @@ impl Topology {
     /// The format of the values that a node hands on. A program makes objects of them or leaves them; only where
     /// nothing but
     /// text or bytes can come out it is that.
-    fn format_of(&self, id: NodeId) -> Format {
+    pub(super) fn format_of(&self, id: NodeId) -> Format {
         let node = &self.nodes[id.0];
         match &node.kind {
             NodeKind::Source(source) => source.format,
-            NodeKind::Remap { .. } | NodeKind::FlatMap { .. } => Format::Json,
-            _ => {
-                let mut formats = node.inputs.iter().map(|port| self.format_of(port.node));
-                let first = formats.next().unwrap_or(Format::Json);
-                if formats.all(|format| format == first) { first } else { Format::Json }
-            }
+            NodeKind::Repartitioned { format, .. } => *format,
+            NodeKind::Remap { .. } | NodeKind::FlatMap { .. } | NodeKind::Aggregate(_) => Format::Json,
+            _ => self.format_into(id),
         }
+    }
+
+    /// The format of the values that come to a node.
+    pub(super) fn format_into(&self, id: NodeId) -> Format {
+        let mut formats = self.nodes[id.0].inputs.iter().map(|port| self.format_of(port.node));
+        let first = formats.next().unwrap_or(Format::Json);
+        if formats.all(|format| format == first) { first } else { Format::Json }
     }
 
     /// The name by which `inputs` call a port: `node`, or `route.output`.
@@ -237,16 +295,14 @@ fn ids(topology: &Topology) -> impl Iterator<Item = (NodeId, &super::spec::Node)
 
 /// The stage of transforms and Kafka sinks, if there are any, with the sources that they read.
 fn kafka_stage(topology: &Topology) -> Option<Stage> {
-    let inner = |kind: &NodeKind| !matches!(kind, NodeKind::Source(_) | NodeKind::PostgresSink(_));
+    let reads = |kind: &NodeKind| matches!(kind, NodeKind::Source(_) | NodeKind::Repartitioned { .. });
+    let inner = |kind: &NodeKind| !reads(kind) && !matches!(kind, NodeKind::PostgresSink(_));
     let mut waiting: Vec<NodeId> = ids(topology).filter(|(_, node)| inner(&node.kind)).map(|(id, _)| id).collect();
     if waiting.is_empty() {
         return None;
     }
     let read = |id: NodeId| waiting.iter().any(|w| topology.nodes[w.0].inputs.iter().any(|port| port.node == id));
-    let sources = ids(topology)
-        .filter(|(id, node)| matches!(node.kind, NodeKind::Source(_)) && read(*id))
-        .map(|(id, _)| id)
-        .collect();
+    let sources = ids(topology).filter(|(id, node)| reads(&node.kind) && read(*id)).map(|(id, _)| id).collect();
     // Again and again the first node of the file whose inputs are all placed; a checked topology has no circle.
     let mut nodes = Vec::new();
     let mut placed = vec![true; topology.nodes.len()];
@@ -282,7 +338,7 @@ fn kafka_edges(topology: &Topology, stage: &Stage, sources: &[NodeId], nodes: &[
         for port in &node.inputs {
             edges.push(edge(EdgeEnd::Node(topology.port_name(*port)), EdgeEnd::Node(node.name.clone())));
         }
-        for topic in topology.topics(*id) {
+        for topic in topology.topics(*id).into_iter().chain(topology.repartition(*id)).chain(topology.changelog(*id)) {
             edges.push(edge(EdgeEnd::Node(node.name.clone()), EdgeEnd::Topic(topic)));
         }
     }

@@ -27,6 +27,7 @@ pub struct Topology {
     /// Overrides the instance id that semel makes and keeps in its state directory.
     pub instance: Option<String>,
     pub state_dir: Option<PathBuf>,
+    pub stores: Stores,
     pub on_error: OnError,
     /// Outputs name the record that they come from.
     pub audit: bool,
@@ -76,6 +77,13 @@ impl Membership {
     /// Each with the word for it in the file.
     pub const WORDS: [(&'static str, Membership); 2] =
         [("static", Membership::Static), ("dynamic", Membership::Dynamic)];
+}
+
+/// Where stateful nodes keep what they know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stores {
+    Disk,
+    Memory,
 }
 
 /// What happens to a record that an operator fails on.
@@ -132,14 +140,43 @@ pub struct Node {
     pub kind: NodeKind,
 }
 
+impl Node {
+    /// The name of the node of the file that it is, or that it was made for.
+    pub fn declared_name(&self) -> &str {
+        self.name.split(':').next().unwrap_or(&self.name)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub enum NodeKind {
     Source(Source),
-    Filter { condition: Program, tombstones: Tombstones },
-    Remap { source: Program, tombstones: Tombstones },
-    Route { routes: Vec<Route>, tombstones: Tombstones },
-    FlatMap { source: Program, tombstones: Tombstones },
-    Rekey { key: Program },
+    Filter {
+        condition: Program,
+        tombstones: Tombstones,
+    },
+    Remap {
+        source: Program,
+        tombstones: Tombstones,
+    },
+    Route {
+        routes: Vec<Route>,
+        tombstones: Tombstones,
+    },
+    FlatMap {
+        source: Program,
+        tombstones: Tombstones,
+    },
+    Rekey {
+        key: Program,
+    },
+    Aggregate(Aggregate),
+    /// Writes records under the key that they are grouped by; the loader puts it before an aggregate.
+    Repartition(Repartition),
+    /// Reads what a repartition wrote, which is its one input.
+    Repartitioned {
+        topic: String,
+        format: Format,
+    },
     KafkaSink(KafkaSink),
     PostgresSink(PostgresSink),
 }
@@ -182,6 +219,82 @@ pub enum Tombstones {
     Pass,
     Drop,
     Process,
+}
+
+#[derive(Clone, Debug)]
+pub struct Repartition {
+    /// `<topology>.<node>.repartition`
+    pub topic: String,
+    pub key: Program,
+    pub tombstones: AggregateTombstones,
+}
+
+/// Folds the records of a key.
+#[derive(Clone, Debug)]
+pub struct Aggregate {
+    /// The key that records are grouped by; none: the one that they have.
+    pub group_by: Option<Program>,
+    /// The member of an update that holds the key.
+    pub key_field: String,
+    /// The other members, in the order of the file.
+    pub fields: Vec<Field>,
+    pub tombstones: AggregateTombstones,
+}
+
+#[derive(Clone, Debug)]
+pub struct Field {
+    pub name: String,
+    pub function: Function,
+    /// What the function is given of a record; none for a count of records.
+    pub of: Option<Program>,
+    /// How many values `distinct_count` and `collect` keep.
+    pub limit: usize,
+}
+
+/// What a field of an aggregate tells of its values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    Count,
+    Sum,
+    Min,
+    Max,
+    Avg,
+    First,
+    Last,
+    DistinctCount,
+    Collect,
+}
+
+impl Function {
+    /// Every function with the word for it in the file.
+    pub const WORDS: [(&'static str, Function); 9] = [
+        ("count", Function::Count),
+        ("sum", Function::Sum),
+        ("min", Function::Min),
+        ("max", Function::Max),
+        ("avg", Function::Avg),
+        ("first", Function::First),
+        ("last", Function::Last),
+        ("distinct_count", Function::DistinctCount),
+        ("collect", Function::Collect),
+    ];
+
+    /// As the file writes it.
+    pub fn as_str(self) -> &'static str {
+        Function::WORDS.iter().find(|(_, function)| *function == self).expect("every function has a word").0
+    }
+
+    /// Whether it keeps several values, so that it needs a limit.
+    pub fn keeps_values(self) -> bool {
+        matches!(self, Function::DistinctCount | Function::Collect)
+    }
+}
+
+/// What an aggregate does with a null value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AggregateTombstones {
+    Drop,
+    Reject,
 }
 
 #[derive(Clone, Debug)]

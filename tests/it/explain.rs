@@ -24,6 +24,18 @@ fn the_plan_of_orders_in_every_format() {
 }
 
 #[test]
+fn the_plan_shows_stores_and_what_they_are_restored_from() {
+    let file = "topologies/customer-revenue.toml";
+    golden("tests/explain/customer-revenue.txt", &explain(&[file]));
+    golden("tests/explain/customer-revenue.dot", &explain(&["--format", "dot", file]));
+    golden("tests/explain/customer-revenue.mmd", &explain(&["--format", "mermaid", file]));
+    golden("tests/explain/customer-revenue.json", &explain(&["--format", "json", file]));
+    let file = "topologies/word-count.toml";
+    golden("tests/explain/word-count.txt", &explain(&[file]));
+    golden("tests/explain/word-count.mmd", &explain(&["--format", "mermaid", file]));
+}
+
+#[test]
 fn at_least_once_says_that_nothing_is_exactly_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("orders.toml");

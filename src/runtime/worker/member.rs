@@ -72,6 +72,7 @@ impl Worker {
         self.state.abandon();
         let mut held = self.state.progress.partitions();
         held.append(&mut self.state.waiting);
+        held.append(&mut self.state.preparing);
         self.forget(&held);
         (self.state.paused, self.state.missed) = (false, false);
         if self.state.stop.load(Ordering::Relaxed) {
@@ -110,28 +111,37 @@ impl Worker {
         self.state.progress.unassign(partitions);
         self.state.task.unassigned(partitions);
         self.state.waiting.retain(|p| !partitions.contains(p));
+        self.state.preparing.retain(|p| !partitions.contains(p));
         self.state.hot = None;
         self.state.status.set_assigned(self.state.progress.partitions().len());
         tracing::info!(worker = self.state.options.name, partitions = %list(partitions), "given up");
     }
 
     fn assigned(&mut self, partitions: Vec<TopicPartition>) -> Result<(), Failure> {
-        let found = self.state.positions.find(&self.consumer, &partitions, Duration::from_secs(1))?;
+        let mut found = self.state.positions.find(&self.consumer, &partitions, Duration::from_secs(1))?;
         tracing::info!(worker = self.state.options.name, partitions = %list(&partitions), "assigned");
         self.state.waiting.extend(found.unstable.iter().cloned());
+        self.state.hold_back(&mut found)?;
         let answered = self.consumer.assign(&found.at());
         self.settle_in(found);
         answered.or_else(|error| self.reported(error))
     }
 
     pub(super) fn assign_waiting(&mut self) -> Result<(), Failure> {
+        if !self.state.preparing.is_empty() {
+            let unready = self.state.task.prepare(&self.state.preparing)?;
+            let preparing = std::mem::replace(&mut self.state.preparing, unready);
+            let ready = preparing.into_iter().filter(|partition| !self.state.preparing.contains(partition));
+            self.state.waiting.extend(ready);
+        }
         if self.state.waiting.is_empty() {
             return Ok(());
         }
         let partitions = std::mem::take(&mut self.state.waiting);
-        let found = self.state.positions.find(&self.consumer, &partitions, Duration::from_millis(200))?;
+        let mut found = self.state.positions.find(&self.consumer, &partitions, Duration::from_millis(200))?;
         self.state.say_unstable(&found);
         self.state.waiting.extend(found.unstable.iter().cloned());
+        self.state.hold_back(&mut found)?;
         let assigned = self.consumer.assignment();
         let (held, new): (Vec<_>, Vec<_>) = found.at().into_iter().partition(|(p, _)| assigned.contains(p));
         if !new.is_empty()

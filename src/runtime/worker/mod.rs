@@ -104,6 +104,7 @@ impl Worker {
             spare: Vec::new(),
             opened: None,
             waiting: Vec::new(),
+            preparing: Vec::new(),
             isolation: None,
             last: None,
             hot: None,
@@ -388,7 +389,7 @@ impl Worker {
         }
         self.state.rejoin_until = None;
         let partitions = self.state.progress.partitions();
-        let found = self.state.positions.find(&self.consumer, &partitions, Duration::from_secs(1))?;
+        let mut found = self.state.positions.find(&self.consumer, &partitions, Duration::from_secs(1))?;
         if !found.unstable.is_empty() {
             self.state.say_unstable(&found);
             if found.known.is_empty() {
@@ -399,6 +400,11 @@ impl Worker {
             self.state.progress.unassign(&found.unstable);
             self.state.task.unassigned(&found.unstable);
             self.state.waiting.extend(found.unstable.iter().cloned());
+        }
+        let unready = self.state.hold_back(&mut found)?;
+        if !unready.is_empty() {
+            self.consumer.pause(&unready);
+            self.state.progress.unassign(&unready);
         }
         self.settle_in(found);
         self.state.phase = Phase::Running;

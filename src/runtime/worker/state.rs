@@ -63,6 +63,8 @@ pub(super) struct State {
     pub(super) opened: Option<Instant>,
     /// Assigned, but their positions are not stable yet.
     pub(super) waiting: Vec<TopicPartition>,
+    /// Assigned, but the task is not ready for them yet.
+    pub(super) preparing: Vec<TopicPartition>,
     pub(super) isolation: Option<Isolation>,
     pub(super) last: Option<(TopicPartition, Offset)>,
     /// The partition of the last record: the next one mostly has the same.
@@ -90,6 +92,15 @@ impl State {
             let (worker, partitions) = (&self.options.name, found.unstable.len());
             tracing::warn!(worker, partitions, %why, "waiting for positions that can be read");
         }
+    }
+
+    /// Takes out of what was found the partitions that the task is not ready for.
+    pub(super) fn hold_back(&mut self, found: &mut Found) -> Result<Vec<TopicPartition>, Failure> {
+        let partitions: Vec<TopicPartition> = found.known.iter().map(|(partition, ..)| partition.clone()).collect();
+        let unready = self.task.prepare(&partitions)?;
+        found.known.retain(|(partition, ..)| !unready.contains(partition));
+        self.preparing.extend(unready.iter().cloned());
+        Ok(unready)
     }
 
     /// Processes a record; true when the batch is to be ended now.

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{ends, guarantee_word, kind_word, transactional_ids};
-use crate::topology::plan::{EdgeEnd, Plan, StageKind};
+use crate::topology::plan::{EdgeEnd, Plan, PlannedStore, StageKind};
 
 /// The plan as one JSON object: `name`, `file`, `guarantee`, `dead_letters`, `job_topic`, `nodes`, `stages`, `edges`,
 /// `exactly_once_ends`, `unset`. Settings that may hold secrets are left out.
@@ -26,6 +26,10 @@ pub fn json(plan: &Plan) -> Value {
                 StageKind::Kafka { sources, nodes } => ("kafka", sources.iter().chain(nodes).map(name).collect()),
                 StageKind::Postgres { sink, .. } => ("postgres", vec![name(sink)]),
             };
+            let store = |store: PlannedStore| {
+                json!({ "name": store.name, "node": name(&store.node), "changelog": store.changelog })
+            };
+            let stores: Vec<_> = plan.stores(stage).into_iter().map(store).collect();
             json!({
                 "name": stage.name,
                 "kind": kind,
@@ -33,6 +37,8 @@ pub fn json(plan: &Plan) -> Value {
                 "transactional_ids": transactional_ids(plan, stage),
                 "reads": plan.reads(stage),
                 "writes": plan.writes(stage),
+                "repartitions": plan.repartitions(stage),
+                "stores": stores,
                 "retry_topic": plan.retry(stage),
                 "nodes": nodes,
             })

@@ -21,6 +21,9 @@ fn kind_word(kind: &NodeKind) -> &'static str {
         NodeKind::Route { .. } => "route",
         NodeKind::FlatMap { .. } => "flat_map",
         NodeKind::Rekey { .. } => "rekey",
+        NodeKind::Aggregate(_) => "aggregate",
+        NodeKind::Repartition(_) => "repartition",
+        NodeKind::Repartitioned { .. } => "repartitioned",
         NodeKind::KafkaSink(_) => "kafka sink",
         NodeKind::PostgresSink(_) => "postgres sink",
     }

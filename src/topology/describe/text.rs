@@ -7,7 +7,7 @@ use super::{
 };
 use crate::topology::load::duration_text;
 use crate::topology::plan::{EdgeEnd, EdgeGuarantee, Plan, Stage, StageKind};
-use crate::topology::spec::{Mode, NodeKind, OnError};
+use crate::topology::spec::{Field, Mode, NodeKind, OnError};
 
 /// Width of the rules that mark where exactly-once ends.
 const WIDTH: usize = 100;
@@ -75,6 +75,12 @@ fn describe_stage(out: &mut String, plan: &Plan, stage: &Stage) {
     if !writes.is_empty() {
         line(out, "writes", &writes.join(", "));
     }
+    for topic in plan.repartitions(stage) {
+        line(out, "repartitions by", &topic);
+    }
+    for store in plan.stores(stage) {
+        line(out, "store", &format!("{}, restored from {}", store.name, store.changelog));
+    }
     line(out, "dead letters", &plan.dead_letters());
     line(out, "replayed from", &plan.retry(stage));
     describe_nodes(out, plan, stage);
@@ -115,6 +121,17 @@ fn details(kind: &NodeKind) -> String {
             outputs.join("; ")
         }
         NodeKind::Rekey { key } => format!("key {}", one_line(key.source())),
+        NodeKind::Aggregate(aggregate) => {
+            let field = |field: &Field| match &field.of {
+                None => format!("{} {}", field.name, field.function.as_str()),
+                Some(of) => format!("{} {} {}", field.name, field.function.as_str(), one_line(of.source())),
+            };
+            aggregate.fields.iter().map(field).collect::<Vec<_>>().join(", ")
+        }
+        NodeKind::Repartition(repartition) => {
+            format!("topic {}, key {}", repartition.topic, one_line(repartition.key.source()))
+        }
+        NodeKind::Repartitioned { topic, format } => format!("topic {topic}, {}", format_word(*format)),
         NodeKind::KafkaSink(sink) => {
             let key = sink.key.as_ref().map_or("the input's".to_owned(), |key| one_line(key.source()));
             let mut text = format!("topic {}, key {key}", sink.topic);

@@ -11,6 +11,7 @@ use super::spec::{Kafka, Membership, Node, Topology};
 use cx::{Cx, Item, Table};
 use nodes::{Draft, Part};
 
+mod aggregates;
 mod cases;
 mod cx;
 mod expressions;
@@ -63,7 +64,10 @@ pub fn load(text: &str, file: &str, env: &dyn Fn(&str) -> Option<String>) -> Loa
     let unset = std::mem::take(&mut cx.unset);
     let findings = cx.found.finish();
     let good = !findings.iter().any(Finding::is_error);
-    Loaded { topology: topology.filter(|_| good).map(|topology| Topology { unset, ..topology }), findings }
+    let mut topology = topology.filter(|_| good).map(|topology| Topology { unset, ..topology });
+    // Only now is it sure that nodes do not go in a circle.
+    topology.iter_mut().for_each(aggregates::regroup);
+    Loaded { topology, findings }
 }
 
 /// Bytes of the file where a setting stands, such as `["sinks", "orders_table", "table"]`: its value; where there is
@@ -120,6 +124,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
         membership: settings.membership.unwrap_or(usual),
         instance: settings.instance,
         state_dir: settings.state_dir,
+        stores: settings.stores,
         on_error: settings.on_error,
         audit: settings.audit,
         kafka: kafka?,

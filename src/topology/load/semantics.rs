@@ -1,5 +1,6 @@
 //! What expressions mean for each other: text against objects, and values that another attempt would change.
 
+use super::aggregates;
 use super::cx::Cx;
 use super::nodes::Draft;
 use super::redelivery;
@@ -15,6 +16,7 @@ pub fn check(cx: &mut Cx<'_>, guarantee: Guarantee, drafts: &[Draft], inputs: &[
     coordinates(cx, drafts);
     unstable_keys(cx, drafts, inputs, &order);
     retention(cx, drafts, inputs, &order);
+    aggregates::check(cx, drafts, inputs);
     for draft in drafts {
         if let Some(NodeKind::PostgresSink(sink)) = &draft.kind {
             deletes(cx, draft, sink);
@@ -51,6 +53,9 @@ fn formats(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>], order: &[usi
         // A program may parse text into an object, but an object stays one.
         if matches!(draft.kind, Some(NodeKind::Remap { .. } | NodeKind::FlatMap { .. })) {
             flow.retain(|(format, _)| *format == Format::Json);
+        }
+        if let Some(NodeKind::Aggregate(_)) = draft.kind {
+            flow = vec![(Format::Json, *id)];
         }
         flows[*id] = flow;
     }
@@ -133,7 +138,10 @@ fn coordinates(cx: &mut Cx<'_>, drafts: &[Draft]) {
         };
         let places = cx.programs_of(&draft.name).into_iter();
         let reads = |key: &str| {
-            key == "event_id" || key == "key" || (key.starts_with("columns.") && Some(key) != version.as_deref())
+            key == "event_id"
+                || key == "key"
+                || key == "group_by"
+                || (key.starts_with("columns.") && Some(key) != version.as_deref())
         };
         for placed in places.filter(|placed| reads(&placed.key) && placed.program.uses().offset_or_partition) {
             let message = format!("`{}` is made of the record's place in the log", placed.key);
@@ -147,10 +155,10 @@ fn coordinates(cx: &mut Cx<'_>, drafts: &[Draft]) {
 
 /// A path whose value another attempt may change, and what changes it.
 #[derive(Clone, PartialEq)]
-struct Unstable {
-    path: String,
-    node: String,
-    cause: String,
+pub(super) struct Unstable {
+    pub(super) path: String,
+    pub(super) node: String,
+    pub(super) cause: String,
 }
 
 /// Warns of keys and versions that a program upstream makes by the clock, by chance or of a place in the log.
@@ -169,6 +177,9 @@ fn unstable_keys(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>], order:
             let expands = matches!(draft.kind, Some(NodeKind::FlatMap { .. }));
             let written = written_unstable(source.uses(), expands, &draft.name, &flow);
             flow.extend(written);
+        }
+        if let Some(NodeKind::Aggregate(aggregate)) = &draft.kind {
+            flow = aggregates::unstable(aggregate, &flow);
         }
         flows[*id] = flow;
     }
@@ -194,6 +205,7 @@ fn report_unstable(cx: &mut Cx<'_>, draft: &Draft, flow: &[Unstable]) {
     for placed in cx.programs_of(&draft.name) {
         let what = match &draft.kind {
             Some(NodeKind::KafkaSink(_) | NodeKind::Rekey { .. }) if placed.key == "key" => "the key",
+            Some(NodeKind::Aggregate(_)) if placed.key == "group_by" => "the key",
             Some(NodeKind::PostgresSink(sink)) => match placed.key.strip_prefix("columns.") {
                 Some(column) if Some(column) == sink.version.as_deref() => "the version",
                 Some(column) if sink.key.iter().any(|key| key == column) => "the key",
@@ -229,7 +241,7 @@ fn report_unstable(cx: &mut Cx<'_>, draft: &Draft, flow: &[Unstable]) {
 }
 
 /// Whether one path holds the other.
-fn overlap(a: &str, b: &str) -> bool {
+pub(super) fn overlap(a: &str, b: &str) -> bool {
     let holds = |outer: &str, inner: &str| {
         outer == "." && inner.starts_with('.')
             || inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))

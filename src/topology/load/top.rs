@@ -9,7 +9,7 @@ use super::nodes;
 use super::read::{duration_text, one_of};
 use crate::topology::finding::code;
 use crate::topology::keys;
-use crate::topology::spec::{Guarantee, Membership, OnError};
+use crate::topology::spec::{Guarantee, Membership, OnError, Stores};
 
 /// What the broker accepts by default (`transaction.max.timeout.ms`, `group.min.session.timeout.ms`,
 /// `group.max.session.timeout.ms`).
@@ -32,6 +32,7 @@ pub struct Settings {
     pub membership: Option<Membership>,
     pub instance: Option<String>,
     pub state_dir: Option<PathBuf>,
+    pub stores: Stores,
     pub on_error: OnError,
     pub audit: bool,
 }
@@ -53,6 +54,7 @@ pub fn settings(cx: &mut Cx<'_>, top: &Table<'_>) -> Settings {
         membership: cx.choice(top, "membership", &Membership::WORDS),
         instance: instance(cx, top),
         state_dir: cx.string(top, "state_dir").filter(|dir| !dir.unset).map(|dir| PathBuf::from(dir.value)),
+        stores: cx.choice(top, "stores", &[("disk", Stores::Disk), ("memory", Stores::Memory)]).unwrap_or(Stores::Disk),
         on_error: nodes::on_error(cx, top).unwrap_or(OnError::Reject),
         audit: cx.boolean(top, "audit").unwrap_or(false),
     };

@@ -2,6 +2,7 @@
 
 use toml::de::DeValue;
 
+use super::aggregates;
 use super::cx::{Cx, Item, Table, is_hole};
 use super::nodes::{Draft, NodeType, check_name};
 use crate::expr::Role;
@@ -15,8 +16,9 @@ pub const TYPES: &[NodeType] = &[
     NodeType { word: "route", section: &keys::ROUTE, read: route },
     NodeType { word: "flat_map", section: &keys::FLAT_MAP, read: flat_map },
     NodeType { word: "rekey", section: &keys::REKEY, read: rekey },
+    NodeType { word: "aggregate", section: &keys::AGGREGATE, read: aggregates::read },
 ];
-pub const LATER: &[&str] = &["aggregate", "window", "join", "dedupe", "table"];
+pub const LATER: &[&str] = &["window", "join", "dedupe", "table"];
 
 const CONDITION: &str = "a boolean expression, such as condition = '.status != \"cancelled\"'";
 

@@ -1,6 +1,7 @@
 //! Whole jobs: the `semel` binary on a real broker and a real Postgres, with the faults that a job meets.
 
 mod aborted;
+mod aggregates;
 mod audit;
 mod beside;
 mod brokers;
@@ -18,6 +19,7 @@ mod past;
 mod positions;
 mod records;
 mod refusals;
+mod regrouped;
 mod requests;
 mod reset;
 mod rights;

@@ -187,7 +187,8 @@ fn what_the_broker_refuses_is_found_and_rejected_alone() {
     assert_eq!(letters[0].header("semel-error-reason"), Some("broker"));
 }
 
-fn lower_limit(job: &Job) {
+/// Lowers the limit of the topic `out` behind a job's back.
+pub fn lower_limit(job: &Job) {
     use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
     let topic = job.topic("out");
     let mut config = rdkafka::ClientConfig::new();
@@ -198,7 +199,7 @@ fn lower_limit(job: &Job) {
 }
 
 /// Text that does not compress below the limit.
-fn random_text(len: usize) -> String {
+pub fn random_text(len: usize) -> String {
     let mut state = 1_u64;
     (0..len)
         .map(|_| {

@@ -13,7 +13,7 @@ use semel::reject::Reject;
 use semel::sink::postgres::{Applied, Batch, Breaker, Checked, StageName, Writer, WriterConfig, preflight};
 use semel::topology::spec::{
     Guarantee, Kafka, Membership, Mode, Node, NodeId, NodeKind, OnError, PostgresSink, Progress, SinkTombstones,
-    TestCase, Topology, UnknownFields,
+    Stores, TestCase, Topology, UnknownFields,
 };
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
@@ -153,6 +153,7 @@ pub fn topology(sink: PostgresSink, tests: Vec<TestCase>) -> Topology {
         membership: Membership::Static,
         instance: None,
         state_dir: None,
+        stores: Stores::Disk,
         on_error: OnError::Reject,
         audit: false,
         kafka: Kafka { brokers: String::new(), properties: BTreeMap::new() },

@@ -1,0 +1,178 @@
+//! `type = "aggregate"`: its fields, and whether the records of a key meet in one partition.
+
+use std::collections::BTreeSet;
+
+use toml::de::DeValue;
+
+use super::cx::{Cx, Item, Table, in_order, is_hole};
+use super::nodes::Draft;
+use super::read::one_of;
+use super::semantics::{Unstable, overlap};
+use crate::expr::Role;
+use crate::topology::finding::{code, did_you_mean};
+use crate::topology::keys;
+use crate::topology::spec::{
+    Aggregate, AggregateTombstones, Field, Function, Node, NodeId, NodeKind, Port, Repartition, Topology,
+};
+
+const HELP: &str = "such as fields = { orders = \"count\", revenue = { sum = '.total' } }";
+const LIMIT: usize = 1000;
+
+pub fn read(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
+    let key_field = cx.string(table, "key_field").map_or_else(|| "key".to_owned(), |text| text.value);
+    let words = [("drop", AggregateTombstones::Drop), ("reject", AggregateTombstones::Reject)];
+    let tombstones = cx.choice(table, "tombstones", &words).unwrap_or(AggregateTombstones::Drop);
+    let group_by = cx.expression(table, "group_by", Role::Value);
+    let group_by_fails = table.get("group_by").is_some() && group_by.is_none();
+    let Some(item) = table.get("fields") else {
+        cx.missing(table, "fields", HELP);
+        return;
+    };
+    let Some(entries) = cx.entries(item, "`fields`") else { return };
+    if entries.is_empty() {
+        cx.found.error(code::INVALID_VALUE, item.span(), "`fields` is empty").help(HELP);
+    }
+    let mut fields = Vec::new();
+    for (name, item) in in_order(entries) {
+        if *name.get_ref() == *key_field {
+            let message = format!("the field `{key_field}` has the name of the member that holds the key");
+            cx.found
+                .error(code::DUPLICATE_NAME, name.span(), message)
+                .help("give the field another name, or the key's member: key_field = \"customer_id\"");
+        }
+        fields.push(field(cx, name.get_ref(), name.span(), item));
+    }
+    let complete = !group_by_fails && !fields.is_empty() && fields.iter().all(Option::is_some);
+    draft.kind = complete.then(|| {
+        let fields = fields.into_iter().flatten().collect();
+        NodeKind::Aggregate(Aggregate { group_by, key_field, fields, tombstones })
+    });
+}
+
+fn field(cx: &mut Cx<'_>, name: &str, name_span: std::ops::Range<usize>, item: &Item<'_>) -> Option<Field> {
+    match item.get_ref() {
+        DeValue::String(word) if word == Function::Count.as_str() => {
+            Some(Field { name: name.to_owned(), function: Function::Count, of: None, limit: LIMIT })
+        }
+        DeValue::String(word) => {
+            let known = Function::WORDS.iter().any(|(function, _)| *function == word);
+            let message = match known {
+                true => format!("`{word}` needs an expression: what of a record it is given"),
+                false => format!("a field is \"count\" or a table such as {{ sum = '.total' }}, not \"{word}\""),
+            };
+            let help = match known {
+                true => Some(format!("such as {name} = {{ {word} = '.total' }}")),
+                false => did_you_mean(word, Function::WORDS.iter().map(|(function, _)| *function)),
+            };
+            cx.found.error(code::INVALID_VALUE, item.span(), message).maybe_help(help);
+            None
+        }
+        DeValue::Table(_) => function(cx, name, name_span, item),
+        _ if is_hole(item) => None,
+        _ => {
+            cx.wrong_type(name, item, "\"count\" or a table such as { sum = '.total' }");
+            None
+        }
+    }
+}
+
+fn function(cx: &mut Cx<'_>, name: &str, name_span: std::ops::Range<usize>, item: &Item<'_>) -> Option<Field> {
+    let table = cx.table(item, name_span.clone(), &keys::FIELD, format!("field `{name}`"))?;
+    let of_expression = || Function::WORDS.iter().filter(|(_, function)| *function != Function::Count);
+    let given: Vec<_> = of_expression().filter(|(word, _)| table.entries.contains_key(*word)).collect();
+    let [(word, function)] = given[..] else {
+        let words: Vec<String> = of_expression().map(|(word, _)| format!("`{word}`")).collect();
+        // A typing error in the one key has its finding already.
+        if given.len() > 1 || table.entries.keys().all(|key| table.section.has(key.get_ref())) {
+            let message = format!("field `{name}` needs one function, not {}", given.len());
+            cx.found.error(code::INVALID_VALUE, name_span, message).help(format!("one of {}", one_of(&words)));
+        }
+        return None;
+    };
+    let limit = cx.integer(&table, "limit", 1..=100_000);
+    if table.get("limit").is_some() && !function.keeps_values() {
+        cx.found
+            .error(code::INVALID_VALUE, table.key_span("limit"), format!("`{word}` keeps one value: it has no `limit`"))
+            .help("`limit` bounds `distinct_count` and `collect`");
+    }
+    let item = table.get(word)?;
+    let of = cx.expression_item(&format!("fields.{name}"), item, Role::Value)?;
+    let limit = limit.map_or(LIMIT, |limit| limit as usize);
+    Some(Field { name: name.to_owned(), function: *function, of: Some(of), limit })
+}
+
+/// Reports aggregates that would meet the records of one key in several partitions: each would keep its own part.
+pub fn check(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
+    for (id, draft) in drafts.iter().enumerate().filter(|(_, draft)| groups(draft) == Some(false)) {
+        let above = above(drafts, inputs, id);
+        if let Some(rekey) = above.iter().find(|id| matches!(drafts[**id].kind, Some(NodeKind::Rekey { .. }))) {
+            let message =
+                format!("{} comes behind `{}`, which gives records another key", draft.what(), drafts[*rekey].name);
+            cx.found.error(code::AGGREGATE_KEY, draft.name_span.clone(), message).help(
+                "records of the new key lie in all partitions: group by it here, as with group_by = '.customer_id', or by what \
+                 the other node gave: group_by = \"%key\"",
+            );
+        }
+        let regrouped = above.iter().filter(|id| groups(&drafts[**id]) == Some(true));
+        let regrouped = regrouped.map(|id| format!("what `{}` groups", drafts[*id].name));
+        let topics = above.iter().flat_map(|id| &drafts[*id].topics).map(|topic| topic.value.clone());
+        let topics: BTreeSet<String> = topics.chain(regrouped).collect();
+        if topics.len() > 1 {
+            let topics = Vec::from_iter(topics);
+            let message = format!("{} takes from several topics: {}", draft.what(), topics.join(", "));
+            cx.found.error(code::AGGREGATE_KEY, draft.name_span.clone(), message).help(
+                "their partitions may be with several workers: bring the records of a key together by \
+                 group_by = \"%key\"",
+            );
+        }
+    }
+}
+
+/// Whether an aggregate brings the records of a key together itself; none for another node.
+fn groups(draft: &Draft) -> Option<bool> {
+    match &draft.kind {
+        Some(NodeKind::Aggregate(aggregate)) => Some(aggregate.group_by.is_some()),
+        _ => None,
+    }
+}
+
+/// All nodes that a node's records come through, each once, up to where they were brought together by key.
+fn above(drafts: &[Draft], inputs: &[Vec<Port>], of: usize) -> BTreeSet<usize> {
+    let mut found = BTreeSet::new();
+    let mut waiting = vec![of];
+    while let Some(id) = waiting.pop() {
+        let new = inputs[id].iter().map(|port| port.node.0).filter(|id| found.insert(*id));
+        waiting.extend(new.filter(|id| groups(&drafts[*id]) != Some(true)));
+    }
+    found
+}
+
+/// Puts a topic before every aggregate that groups by something else than the key its records have: a node that writes it
+/// and one that reads it. They are named after the aggregate, which is what messages name.
+pub fn regroup(topology: &mut Topology) {
+    for id in 0..topology.nodes.len() {
+        let format = topology.format_into(NodeId(id));
+        let next = topology.nodes.len();
+        let (name, node) = (topology.name.clone(), &mut topology.nodes[id]);
+        let NodeKind::Aggregate(Aggregate { group_by: Some(key), tombstones, .. }) = &node.kind else { continue };
+        let topic = format!("{name}.{}.repartition", node.name);
+        let repartition = Repartition { topic: topic.clone(), key: key.clone(), tombstones: *tombstones };
+        let on_error = node.on_error;
+        let made = |word: &str, inputs, kind| Node { name: format!("{}:{word}", node.name), inputs, on_error, kind };
+        let port = |node| vec![Port { node: NodeId(node), output: 0 }];
+        let writer = made("repartition", node.inputs.clone(), NodeKind::Repartition(repartition));
+        let reader = made("repartitioned", port(next), NodeKind::Repartitioned { topic, format });
+        node.inputs = port(next + 1);
+        topology.nodes.extend([writer, reader]);
+    }
+}
+
+/// What another attempt may change of an aggregate's updates, from what it may change of the records.
+pub fn unstable(aggregate: &Aggregate, flow: &[Unstable]) -> Vec<Unstable> {
+    let fields = aggregate.fields.iter().filter_map(|field| {
+        let reads = &field.of.as_ref()?.uses().reads;
+        let unstable = flow.iter().find(|unstable| reads.iter().any(|path| overlap(path, &unstable.path)))?;
+        Some(Unstable { path: format!(".{}", field.name), ..unstable.clone() })
+    });
+    fields.collect()
+}
