@@ -3,11 +3,11 @@
 use sha2::{Digest, Sha256};
 
 use crate::chunk::{Chunk, Target, TargetId};
-use crate::expr::{Fault, Metadata, Program, Runtime};
+use crate::expr::{Body, Fault, Metadata, Program, Runtime};
 use crate::ids::{EventId, Identity};
 use crate::json::{unwritable, write, write_string};
 use crate::record::Input;
-use crate::topology::spec::{self, AggregateTombstones, Field};
+use crate::topology::spec::{self, AggregateTombstones, Field, Format, Function};
 
 use super::Record;
 use super::coding::{Coded, put_number};
@@ -203,6 +203,12 @@ fn take(
     text.clear();
     match of {
         None => text.extend_from_slice(b"true"),
+        Some(program) if *function == Function::Reduce => {
+            let both = both(cell, record)?;
+            if !evaluate(program, &both, runtime, metadata, text)? {
+                return Ok(Taken::Aborted);
+            }
+        }
         Some(program) => {
             if !json_text(program, record, runtime, metadata, text)? {
                 return Ok(Taken::Aborted);
@@ -227,7 +233,38 @@ fn json_text(
         text.extend_from_slice(json.member(name).as_deref().unwrap_or(b"null"));
         return Ok(true);
     }
-    let Some(value) = program.value(runtime, &record.body, metadata)? else { return Ok(false) };
+    evaluate(program, &record.body, runtime, metadata, text)
+}
+
+/// What a reduction sees: `{"acc":…,"value":…}`.
+fn both(cell: &Cell, record: &Record) -> Result<Body, Fault> {
+    let mut text = b"{\"acc\":".to_vec();
+    cell.write(&mut text);
+    text.extend_from_slice(b",\"value\":");
+    if record.body.json().is_some() {
+        record.body.encode(&mut text);
+    } else {
+        let mut plain = Vec::new();
+        record.body.encode(&mut plain);
+        let plain = String::from_utf8(plain)
+            .map_err(|_| Fault::new("field", "a reduction takes no bytes that are not UTF-8"))?;
+        write_string(&plain, &mut text);
+    }
+    text.push(b'}');
+    let mut body = Body::default();
+    body.decode(Format::Json, Some(&text)).map_err(|fault| Fault::new("field", fault.message))?;
+    Ok(body)
+}
+
+/// Writes the value of an expression as JSON. False if it aborted.
+fn evaluate(
+    program: &Program,
+    body: &Body,
+    runtime: &mut Runtime,
+    metadata: &Metadata<'_>,
+    text: &mut Vec<u8>,
+) -> Result<bool, Fault> {
+    let Some(value) = program.value(runtime, body, metadata)? else { return Ok(false) };
     if let Some(problem) = unwritable(&value) {
         return Err(Fault::new("field", format!("`{}` gives no JSON: {problem}", program.source())));
     }

@@ -350,6 +350,13 @@ pub const FIELD: Section = Section {
         key("distinct_count", "VRL", "", "how many different strings, numbers and booleans, up to `limit`"),
         key("collect", "VRL", "", "an array of the values in their order, up to `limit`"),
         key(
+            "reduce",
+            "VRL",
+            "",
+            "what an expression makes of `.acc`, its former value (null at first), and `.value`, the record's; null leaves it \
+             as it is",
+        ),
+        key(
             "limit",
             "1 to 100000",
             "1000",

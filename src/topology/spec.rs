@@ -263,11 +263,13 @@ pub enum Function {
     Last,
     DistinctCount,
     Collect,
+    /// What the expression makes of the former value and the record.
+    Reduce,
 }
 
 impl Function {
     /// Every function with the word for it in the file.
-    pub const WORDS: [(&'static str, Function); 9] = [
+    pub const WORDS: [(&'static str, Function); 10] = [
         ("count", Function::Count),
         ("sum", Function::Sum),
         ("min", Function::Min),
@@ -277,6 +279,7 @@ impl Function {
         ("last", Function::Last),
         ("distinct_count", Function::DistinctCount),
         ("collect", Function::Collect),
+        ("reduce", Function::Reduce),
     ];
 
     /// As the file writes it.

@@ -153,6 +153,39 @@ fn a_state_that_outgrows_its_topic_rejects_the_record() {
 }
 
 #[test]
+fn a_reduction_makes_its_next_value_of_the_last_and_the_record() {
+    let longest = "if .acc == null || length!(.value.name) > length!(.acc) { .value.name }";
+    let mut rig = Build::new()
+        .json("in")
+        .aggregate("all", "in", &[("longest", Function::Reduce, Some(longest)), ("n", Function::Count, None)])
+        .sink("out", &["all"], None)
+        .run();
+    let shown = |rig: &mut Rig, name: &str| {
+        rig.process(&input("in", Some("k"), Some(&format!("{{\"name\":{name}}}")))).unwrap();
+        rig.outs().pop().and_then(|out| out.2).unwrap()
+    };
+    assert_eq!(shown(&mut rig, "\"ab\""), r#"{"key":"k","longest":"ab","n":1}"#);
+    assert_eq!(shown(&mut rig, "\"a\""), r#"{"key":"k","longest":"ab","n":2}"#, "null leaves it as it is");
+    assert_eq!(shown(&mut rig, "\"abc\""), r#"{"key":"k","longest":"abc","n":3}"#);
+    assert_eq!(rig.rejected(&input("in", Some("k"), Some("{\"name\":7}"))).1, "expression");
+    assert_eq!(shown(&mut rig, "\"abcd\""), r#"{"key":"k","longest":"abcd","n":4}"#);
+}
+
+#[test]
+fn a_reduction_takes_text_too() {
+    let mut rig = Build::new()
+        .source("in", Format::String, None, None)
+        .aggregate("all", "in", &[("chars", Function::Reduce, Some("(int(.acc) ?? 0) + length!(string!(.value))"))])
+        .sink("out", &["all"], None)
+        .run();
+    for (line, chars) in [("a \"b\"", 5), ("", 5), ("æ", 7)] {
+        rig.process(&input("in", Some("k"), Some(line))).unwrap();
+        let shown = rig.outs().pop().and_then(|out| out.2).unwrap();
+        assert_eq!(shown, format!("{{\"key\":\"k\",\"chars\":{chars}}}"), "{line}");
+    }
+}
+
+#[test]
 fn a_record_whose_state_is_elsewhere_is_rejected() {
     let mut rig = totals().run();
     rig.pipeline.release(StoreId(0), 14);

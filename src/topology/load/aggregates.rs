@@ -96,9 +96,16 @@ fn function(cx: &mut Cx<'_>, name: &str, name_span: std::ops::Range<usize>, item
             .help("`limit` bounds `distinct_count` and `collect`");
     }
     let item = table.get(word)?;
-    let of = cx.expression_item(&format!("fields.{name}"), item, Role::Value)?;
+    let of = cx.expression_item(&place(name, *function), item, Role::Value)?;
     let limit = limit.map_or(LIMIT, |limit| limit as usize);
     Some(Field { name: name.to_owned(), function: *function, of: Some(of), limit })
+}
+
+/// What the place of a reduction begins with: its `.` is not the record's value.
+pub const REDUCTION: &str = "reduce.";
+
+fn place(name: &str, function: Function) -> String {
+    if function == Function::Reduce { format!("{REDUCTION}{name}") } else { format!("fields.{name}") }
 }
 
 /// Reports aggregates that would meet the records of one key in several partitions: each would keep its own part.
@@ -171,6 +178,12 @@ pub fn regroup(topology: &mut Topology) {
 pub fn unstable(aggregate: &Aggregate, flow: &[Unstable]) -> Vec<Unstable> {
     let fields = aggregate.fields.iter().filter_map(|field| {
         let reads = &field.of.as_ref()?.uses().reads;
+        let of_record = |path: &String| match (field.function, path.strip_prefix(".value")) {
+            (Function::Reduce, Some("")) => Some(".".to_owned()),
+            (Function::Reduce, rest) => rest.map(str::to_owned),
+            _ => Some(path.clone()),
+        };
+        let reads: Vec<String> = reads.iter().filter_map(of_record).collect();
         let unstable = flow.iter().find(|unstable| reads.iter().any(|path| overlap(path, &unstable.path)))?;
         Some(Unstable { path: format!(".{}", field.name), ..unstable.clone() })
     });
