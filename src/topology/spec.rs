@@ -239,6 +239,20 @@ pub struct Aggregate {
     /// The other members, in the order of the file.
     pub fields: Vec<Field>,
     pub tombstones: AggregateTombstones,
+    /// A group for each window of time; none: one group for all times.
+    pub window: Option<Window>,
+}
+
+/// Members of an update that tell its window.
+pub const WINDOW_START: &str = "window_start";
+pub const WINDOW_END: &str = "window_end";
+
+/// Windows of one length, one after another since 1970, in UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub size_ms: i64,
+    /// How late a record may come after the end of its window.
+    pub grace_ms: i64,
 }
 
 #[derive(Clone, Debug)]
