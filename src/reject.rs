@@ -24,7 +24,10 @@ pub const REASONS: &[(&str, &str)] = &[
         "the value is not what the source's format says (not a JSON object, not UTF-8, too deep, a member name twice)",
     ),
     ("event-id", "the declared event id is missing, null, or neither a string nor an integer"),
-    ("event-time", "the declared event time is missing or no time between 1970 and 9999"),
+    (
+        "event-time",
+        "the declared event time is missing or no time between 1970 and 9999, or a record for a window has no time",
+    ),
     ("expression", "an expression failed on this record"),
     ("inexact-number", "an expression that assigns read a number that it cannot hold exactly"),
     ("key", "the key expression gave an object or an array, or an aggregate's key is not UTF-8"),

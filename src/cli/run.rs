@@ -101,6 +101,7 @@ fn json(report: &Report) -> serde_json::Value {
             "aborts": stage.aborts.get(),
             "rows": stage.rows.get(),
             "stale": stage.stale.get(),
+            "late": stage.late.get(),
             "ties": stage.ties.get(),
             "duplicates": stage.duplicates.get(),
         })

@@ -77,6 +77,8 @@ pub struct StageStatus {
     pub superseded: Counter,
     /// Records that the version guard ignored: the table, or their batch, had that version or a higher one before.
     pub stale: Counter,
+    /// Records whose window had closed.
+    pub late: Counter,
     pub ties: Counter,
     /// Records whose events the ledger knew.
     pub duplicates: Counter,

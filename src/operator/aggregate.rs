@@ -3,11 +3,11 @@
 use sha2::{Digest, Sha256};
 
 use crate::chunk::{Chunk, Target, TargetId};
-use crate::expr::{Fault, Metadata, Program, Runtime};
+use crate::expr::{Body, Fault, Metadata, Program, Runtime};
 use crate::ids::{EventId, Identity};
 use crate::json::{unwritable, write, write_string};
 use crate::record::Input;
-use crate::topology::spec::{self, AggregateTombstones, Field};
+use crate::topology::spec::{self, AggregateTombstones, Field, Format, Function, Window};
 
 use super::Record;
 use super::coding::{Coded, put_number};
@@ -16,8 +16,12 @@ use super::sink::record_size;
 use super::source::Event;
 use super::state::{States, StoreId};
 
-/// The format byte of keys and of values.
+/// The format byte of values, and of keys without a window.
 const FORMAT: u8 = 1;
+/// Of a key in a window: the window's start, so that windows come in their order, then the key.
+const WINDOWED: u8 = 2;
+/// Of the one key under which stands where open windows begin.
+const OPEN: u8 = 3;
 
 /// The first bytes of every value of a store: its format, and which fields it holds.
 pub type Stamp = [u8; 5];
@@ -46,6 +50,9 @@ pub(super) fn stamp(spec: &spec::Aggregate) -> Stamp {
             hash.update(part);
         }
     }
+    if let Some(window) = spec.window {
+        hash.update(window.size_ms.to_be_bytes());
+    }
     let hash = hash.finalize();
     [FORMAT, hash[0], hash[1], hash[2], hash[3]]
 }
@@ -70,11 +77,10 @@ impl Aggregate {
         }
     }
 
-    /// Folds a record into the state of its key, and writes that to the changelog. The update is in [`Aggregate::output`],
-    /// its id is the answer; `None` drops the record.
+    /// Folds a record into the state of its key, and writes that to the changelog. The update is in [`Aggregate::output`].
     ///
     /// # Errors
-    /// `null-key`, `key`, `tombstone`, `field`, `overflow`, `limit`, `too-large`, those of the expressions, and `retry`
+    /// `null-key`, `key`, `tombstone`, `event-time`, `field`, `overflow`, `limit`, `too-large`, those of the expressions, and `retry`
     /// where another worker has the state.
     pub(super) fn fold(
         &mut self,
@@ -84,10 +90,10 @@ impl Aggregate {
         runtime: &mut Runtime,
         states: &mut States,
         chunk: &mut Chunk,
-    ) -> Result<Option<EventId>, Fault> {
+    ) -> Result<Folded, Fault> {
         if record.body.is_null() {
             return match self.spec.tombstones {
-                AggregateTombstones::Drop => Ok(None),
+                AggregateTombstones::Drop => Ok(Folded::Dropped),
                 AggregateTombstones::Reject => Err(Fault::new("tombstone", "the value is null")),
             };
         }
@@ -97,15 +103,28 @@ impl Aggregate {
         let Ok(group) = std::str::from_utf8(key) else {
             return Err(Fault::new("key", "the key is not UTF-8, and updates hold it as a member"));
         };
+        let mut start = None;
+        if let Some(window) = self.spec.window {
+            let time = event.time_ms.or(input.timestamp).filter(|time| *time >= 0);
+            let time =
+                time.ok_or_else(|| Fault::new("event-time", "the record has no time, which its window is told by"))?;
+            if !self.open(window, time, input.partition, states, chunk)? {
+                return Ok(Folded::Late);
+            }
+            start = Some(window.start(time));
+        }
         self.key.clear();
-        self.key.push(FORMAT);
+        match start {
+            None => self.key.push(FORMAT),
+            Some(start) => self.key.extend_from_slice(&windowed(start)),
+        }
         self.key.extend_from_slice(key);
         let (revision, mut cells) = self.read(states, input.partition)?;
         let metadata = Metadata::new(input, Some(key), record.identity(event));
         for (field, cell) in self.spec.fields.iter().zip(&mut cells) {
             match take(field, cell, record, runtime, &metadata, &mut self.text)? {
                 Taken::Value => {}
-                Taken::Aborted => return Ok(None),
+                Taken::Aborted => return Ok(Folded::Dropped),
             }
         }
         let revision = revision + 1;
@@ -114,6 +133,13 @@ impl Aggregate {
         self.output.push(b'{');
         member(&self.spec.key_field, &mut self.output);
         write_string(group, &mut self.output);
+        if let (Some(window), Some(start)) = (self.spec.window, start) {
+            for (name, time) in [(spec::WINDOW_START, start), (spec::WINDOW_END, start + window.size_ms)] {
+                self.output.push(b',');
+                member(name, &mut self.output);
+                write_string(&rfc3339(time), &mut self.output);
+            }
+        }
         for (field, cell) in self.spec.fields.iter().zip(&cells) {
             self.output.push(b',');
             member(&field.name, &mut self.output);
@@ -126,7 +152,40 @@ impl Aggregate {
             Identity::Unknown | Identity::Place(..) => None,
         };
         let time_ms = event.time_ms.or_else(carried);
-        Ok(Some(EventId::of_state(&self.name, &self.key, revision, time_ms)))
+        Ok(Folded::Update(EventId::of_state(&self.name, &self.key, revision, time_ms)))
+    }
+
+    /// Whether the window of a record takes it. A record whose time closes windows removes them.
+    fn open(
+        &mut self,
+        window: Window,
+        time: i64,
+        partition: i32,
+        states: &mut States,
+        chunk: &mut Chunk,
+    ) -> Result<bool, Fault> {
+        self.key.clear();
+        self.key.push(OPEN);
+        let told =
+            states.read(self.store, partition, &self.key, &mut self.state).ok_or_else(|| elsewhere(partition))?;
+        let open = if told { decode_open(&self.state, &self.stamp) } else { Some(i64::MIN) };
+        let open = open.expect("what is restored has the stamp of this window");
+        if window.start(time) < open {
+            return Ok(false);
+        }
+        let from = window.open_from(time);
+        if from > open {
+            self.state.clear();
+            self.state.extend_from_slice(&self.stamp);
+            self.state.extend_from_slice(&from.to_be_bytes());
+            put(&self.changelog, partition, &self.key, Some(&self.state), chunk);
+            states.write(self.store, partition, &self.key, Some(&self.state));
+            for key in states.keys(self.store, partition, &[WINDOWED], &windowed(from)) {
+                put(&self.changelog, partition, &key, None, chunk);
+                states.write(self.store, partition, &key, None);
+            }
+        }
+        Ok(true)
     }
 
     /// The last update: a JSON object.
@@ -137,12 +196,7 @@ impl Aggregate {
     /// Revision and cells of the key at hand.
     fn read(&mut self, states: &States, partition: i32) -> Result<(u64, Vec<Cell>), Fault> {
         match states.read(self.store, partition, &self.key, &mut self.state) {
-            None => Err(Fault::new(
-                "retry",
-                format!(
-                    "the state of partition {partition} is not here; replay it while one worker has all partitions"
-                ),
-            )),
+            None => Err(elsewhere(partition)),
             Some(false) => Ok((0, self.spec.fields.iter().map(|field| Cell::new(field.function)).collect())),
             Some(true) => Ok(self.decode().expect("what is restored has the stamp of these fields")),
         }
@@ -167,7 +221,7 @@ impl Aggregate {
         self.state.extend_from_slice(&self.stamp);
         put_number(revision, &mut self.state);
         cells.iter().for_each(|cell| cell.encode(&mut self.state));
-        let (id, target) = &self.changelog;
+        let (_, target) = &self.changelog;
         let size = record_size(self.key.len(), self.state.len());
         if size > target.max_message_bytes {
             let Target { topic, max_message_bytes, .. } = target;
@@ -176,12 +230,60 @@ impl Aggregate {
             );
             return Err(Fault::new("too-large", message));
         }
-        let mut out = chunk.push(*id);
-        out.partition(partition).key(Some(&self.key)).value(Some(&self.state));
-        out.finish();
-        states.write(self.store, partition, &self.key, &self.state);
+        put(&self.changelog, partition, &self.key, Some(&self.state), chunk);
+        states.write(self.store, partition, &self.key, Some(&self.state));
         Ok(())
     }
+}
+
+/// What became of a record.
+pub(super) enum Folded {
+    Update(EventId),
+    Dropped,
+    /// Its window has closed.
+    Late,
+}
+
+impl Window {
+    /// The start of the window that a time is in.
+    fn start(self, time_ms: i64) -> i64 {
+        time_ms - time_ms.rem_euclid(self.size_ms)
+    }
+
+    /// The start of the first window that is open once a record of that time was seen: those before ended longer ago than the
+    /// grace.
+    fn open_from(self, time_ms: i64) -> i64 {
+        self.start(time_ms - self.size_ms - self.grace_ms) + self.size_ms
+    }
+}
+
+/// What the keys of a window begin with. The sign is turned, so that bytes have the order of times.
+fn windowed(start: i64) -> [u8; 9] {
+    let mut key = [WINDOWED; 9];
+    key[1..].copy_from_slice(&(start as u64 ^ (1 << 63)).to_be_bytes());
+    key
+}
+
+fn decode_open(state: &[u8], stamp: &Stamp) -> Option<i64> {
+    state.strip_prefix(stamp)?.try_into().ok().map(i64::from_be_bytes)
+}
+
+fn rfc3339(time_ms: i64) -> String {
+    let time = chrono::DateTime::from_timestamp_millis(time_ms).unwrap_or_default();
+    time.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
+}
+
+fn elsewhere(partition: i32) -> Fault {
+    let message =
+        format!("the state of partition {partition} is not here; replay it while one worker has all partitions");
+    Fault::new("retry", message)
+}
+
+/// Writes to the changelog.
+fn put((id, _): &(TargetId, Target), partition: i32, key: &[u8], value: Option<&[u8]>, chunk: &mut Chunk) {
+    let mut out = chunk.push(*id);
+    out.partition(partition).key(Some(key)).value(value);
+    out.finish();
 }
 
 enum Taken {
@@ -203,6 +305,12 @@ fn take(
     text.clear();
     match of {
         None => text.extend_from_slice(b"true"),
+        Some(program) if *function == Function::Reduce => {
+            let both = both(cell, record)?;
+            if !evaluate(program, &both, runtime, metadata, text)? {
+                return Ok(Taken::Aborted);
+            }
+        }
         Some(program) => {
             if !json_text(program, record, runtime, metadata, text)? {
                 return Ok(Taken::Aborted);
@@ -227,7 +335,38 @@ fn json_text(
         text.extend_from_slice(json.member(name).as_deref().unwrap_or(b"null"));
         return Ok(true);
     }
-    let Some(value) = program.value(runtime, &record.body, metadata)? else { return Ok(false) };
+    evaluate(program, &record.body, runtime, metadata, text)
+}
+
+/// What a reduction sees: `{"acc":…,"value":…}`.
+fn both(cell: &Cell, record: &Record) -> Result<Body, Fault> {
+    let mut text = b"{\"acc\":".to_vec();
+    cell.write(&mut text);
+    text.extend_from_slice(b",\"value\":");
+    if record.body.json().is_some() {
+        record.body.encode(&mut text);
+    } else {
+        let mut plain = Vec::new();
+        record.body.encode(&mut plain);
+        let plain = String::from_utf8(plain)
+            .map_err(|_| Fault::new("field", "a reduction takes no bytes that are not UTF-8"))?;
+        write_string(&plain, &mut text);
+    }
+    text.push(b'}');
+    let mut body = Body::default();
+    body.decode(Format::Json, Some(&text)).map_err(|fault| Fault::new("field", fault.message))?;
+    Ok(body)
+}
+
+/// Writes the value of an expression as JSON. False if it aborted.
+fn evaluate(
+    program: &Program,
+    body: &Body,
+    runtime: &mut Runtime,
+    metadata: &Metadata<'_>,
+    text: &mut Vec<u8>,
+) -> Result<bool, Fault> {
+    let Some(value) = program.value(runtime, body, metadata)? else { return Ok(false) };
     if let Some(problem) = unwritable(&value) {
         return Err(Fault::new("field", format!("`{}` gives no JSON: {problem}", program.source())));
     }

@@ -13,6 +13,8 @@ pub struct NodeCounts {
     pub output: u64,
     /// Records that a filter, an `abort`, a route without a taker or `tombstones = "drop"` ended.
     pub dropped: u64,
+    /// Records whose window had closed.
+    pub late: u64,
     /// Records that failed here under `on_error = "skip"`.
     pub skipped: u64,
 }
@@ -40,6 +42,11 @@ impl Counts {
         self.nodes.get(node.0).copied().unwrap_or_default()
     }
 
+    /// Records whose window had closed, of all nodes.
+    pub fn late(&self) -> u64 {
+        self.nodes.iter().map(|node| node.late).sum()
+    }
+
     /// Rejects by node and reason.
     pub fn rejects(&self) -> impl Iterator<Item = (NodeId, &'static str, u64)> + '_ {
         self.rejects.iter().map(|((node, reason), count)| (*node, *reason, *count))
@@ -56,6 +63,7 @@ impl Counts {
             total.input += open.input;
             total.output += open.output;
             total.dropped += open.dropped;
+            total.late += open.late;
         }
     }
 

@@ -15,7 +15,7 @@ pub(super) enum Cell {
     Count(u64),
     Sum(Number),
     Average(Number, u64),
-    /// The least, greatest, first or last.
+    /// The least, greatest, first or last, or what a reduction has come to.
     One(Vec<u8>),
     /// In the one spelling that equal values share.
     Distinct(BTreeSet<Vec<u8>>),
@@ -44,7 +44,9 @@ impl Cell {
             Function::Count => Cell::Count(0),
             Function::Sum => Cell::Sum(Number::default()),
             Function::Avg => Cell::Average(Number::default(), 0),
-            Function::Min | Function::Max | Function::First | Function::Last => Cell::One(Vec::new()),
+            Function::Min | Function::Max | Function::First | Function::Last | Function::Reduce => {
+                Cell::One(Vec::new())
+            }
             Function::DistinctCount => Cell::Distinct(BTreeSet::new()),
             Function::Collect => Cell::List(Vec::new()),
         }

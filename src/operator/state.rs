@@ -1,20 +1,24 @@
 //! What stateful operators keep, by partition. Below lies what is committed; above it what each batch wrote, newest last,
 //! until its commit makes it true or an abort drops it. A record that is rejected takes back what it wrote.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::mem;
+use std::ops::Bound;
 
 use crate::commit::progress::BatchId;
 use crate::record::Position;
 
-/// What batches wrote: keys with their whole values.
-pub type Writes = HashMap<Vec<u8>, Vec<u8>>;
+/// What batches wrote: keys with their whole values; none where a key was removed.
+pub type Writes = HashMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// The committed state of one store and partition.
 pub trait Store: Send + fmt::Debug {
     /// Writes the value of a key to `out`, which is empty; false where there is none.
     fn read(&self, key: &[u8], out: &mut Vec<u8>) -> bool;
+
+    /// The keys from one on and below another, in order.
+    fn keys(&self, from: &[u8], below: &[u8]) -> Vec<Vec<u8>>;
 
     /// Makes the writes of a committed batch true, all or none. With a bound, every committed record of the changelog below
     /// it is in the state then.
@@ -23,7 +27,7 @@ pub trait Store: Send + fmt::Debug {
 
 /// A store in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Memory(Writes);
+pub struct Memory(BTreeMap<Vec<u8>, Vec<u8>>);
 
 impl Memory {
     /// Takes in a record of the changelog; null removes the key.
@@ -50,8 +54,12 @@ impl Store for Memory {
         value.inspect(|value| out.extend_from_slice(value)).is_some()
     }
 
+    fn keys(&self, from: &[u8], below: &[u8]) -> Vec<Vec<u8>> {
+        self.0.range::<[u8], _>((Bound::Included(from), Bound::Excluded(below))).map(|(key, _)| key.clone()).collect()
+    }
+
     fn apply(&mut self, writes: Writes, _bound: Option<Position>) {
-        self.0.extend(writes);
+        writes.into_iter().for_each(|(key, value)| self.restore(&key, value.as_deref()));
     }
 }
 
@@ -85,7 +93,7 @@ struct Written {
     partition: i32,
     key: Vec<u8>,
     /// What the open batch had there.
-    before: Option<Vec<u8>>,
+    before: Option<Option<Vec<u8>>>,
 }
 
 impl States {
@@ -114,18 +122,33 @@ impl States {
         let part = self.stores[store.0].get(&partition).filter(|part| !part.doubtful)?;
         let staged = part.open.get(key).or_else(|| part.sealed.iter().rev().find_map(|(_, writes)| writes.get(key)));
         Some(match staged {
-            Some(value) => {
+            Some(Some(value)) => {
                 out.extend_from_slice(value);
                 true
             }
+            Some(None) => false,
             None => part.committed.read(key, out),
         })
     }
 
-    /// Writes into the open batch. The partition is held.
-    pub(super) fn write(&mut self, store: StoreId, partition: i32, key: &[u8], value: &[u8]) {
+    /// Keys that are there, from one on and below another, in order.
+    pub(super) fn keys(&self, store: StoreId, partition: i32, from: &[u8], below: &[u8]) -> Vec<Vec<u8>> {
+        let Some(part) = self.stores[store.0].get(&partition) else { return Vec::new() };
+        let mut keys: BTreeSet<Vec<u8>> = part.committed.keys(from, below).into_iter().collect();
+        for (key, value) in part.sealed.iter().map(|(_, writes)| writes).chain([&part.open]).flatten() {
+            match value {
+                Some(_) if from <= &key[..] && &key[..] < below => drop(keys.insert(key.clone())),
+                Some(_) => {}
+                None => drop(keys.remove(key)),
+            }
+        }
+        keys.into_iter().collect()
+    }
+
+    /// Writes into the open batch; none removes the key. The partition is held.
+    pub(super) fn write(&mut self, store: StoreId, partition: i32, key: &[u8], value: Option<&[u8]>) {
         let Some(part) = self.stores[store.0].get_mut(&partition) else { return };
-        let before = part.open.insert(key.to_vec(), value.to_vec());
+        let before = part.open.insert(key.to_vec(), value.map(<[u8]>::to_vec));
         self.written.push(Written { store, partition, key: key.to_vec(), before });
     }
 
@@ -216,7 +239,7 @@ mod tests {
     }
 
     fn put(states: &mut States, key: &str, value: &str) {
-        states.write(STORE, 3, key.as_bytes(), value.as_bytes());
+        states.write(STORE, 3, key.as_bytes(), Some(value.as_bytes()));
     }
 
     fn held() -> States {
@@ -284,20 +307,22 @@ mod tests {
         fn states_are_what_a_plain_model_says(steps in prop::collection::vec((0..6u8, 0..4u8, any::<u8>()), 1..80)) {
             let mut states = States::new(1);
             states.hold(STORE, 3, Box::new(Memory::default()));
-            let mut committed: HashMap<u8, u8> = HashMap::new();
-            let mut batches: VecDeque<(BatchId, HashMap<u8, u8>)> = VecDeque::new();
-            let mut open: HashMap<u8, u8> = HashMap::new();
+            let mut committed: HashMap<u8, Option<u8>> = HashMap::new();
+            let mut batches: VecDeque<(BatchId, HashMap<u8, Option<u8>>)> = VecDeque::new();
+            let mut open: HashMap<u8, Option<u8>> = HashMap::new();
             let mut next = 0;
             for (step, key, value) in steps {
                 match step {
                     0 | 1 => {
-                        states.write(STORE, 3, &[key], &[value]);
+                        // Some values stand for a removal.
+                        let value = (value % 5 != 0).then_some(value);
+                        states.write(STORE, 3, &[key], value.as_ref().map(std::slice::from_ref));
                         states.keep();
                         open.insert(key, value);
                     }
                     2 => {
-                        states.write(STORE, 3, &[key], &[value]);
-                        states.write(STORE, 3, &[key], &[value, value]);
+                        states.write(STORE, 3, &[key], Some(&[value]));
+                        states.write(STORE, 3, &[key], None);
                         states.withdraw();
                     }
                     3 => {
@@ -317,21 +342,26 @@ mod tests {
                         if !states.is_held(STORE, 3) {
                             // As a restore does.
                             let mut restored = Memory::default();
-                            committed.iter().for_each(|(key, value)| restored.restore(&[*key], Some(&[*value])));
+                            for (key, value) in &committed {
+                                restored.restore(&[*key], value.as_ref().map(std::slice::from_ref));
+                            }
                             states.hold(STORE, 3, Box::new(restored));
                         }
                         batches.clear();
                         open.clear();
                     }
                 }
+                let mut there = Vec::new();
                 for key in 0..4 {
                     let sealed = batches.iter().map(|(_, writes)| writes);
                     let layers = std::iter::once(&committed).chain(sealed).chain([&open]);
-                    let expected = layers.rev().find_map(|layer| layer.get(&key)).map(|value| vec![*value]);
+                    let newest = layers.rev().find_map(|layer| layer.get(&key)).copied().flatten();
                     let mut out = Vec::new();
                     let found = states.read(STORE, 3, &[key], &mut out).unwrap();
-                    prop_assert_eq!(found.then_some(out), expected);
+                    prop_assert_eq!(found.then_some(out), newest.map(|value| vec![value]));
+                    there.extend(newest.filter(|_| (1..3).contains(&key)).map(|_| vec![key]));
                 }
+                prop_assert_eq!(states.keys(STORE, 3, &[1], &[3]), there);
             }
         }
     }

@@ -5,7 +5,7 @@ use crate::expr::{Fault, Metadata, Runtime};
 use crate::record::Input;
 use crate::topology::spec::NodeId;
 
-use super::aggregate::Aggregate;
+use super::aggregate::{Aggregate, Folded};
 use super::filter::Filter;
 use super::flat_map::{Expanded, FlatMap};
 use super::rekey::Rekey;
@@ -148,12 +148,16 @@ impl Run<'_, '_> {
                 let record = self.pool.get(slot);
                 let Run { input, event, runtime, states, chunk, .. } = self;
                 match aggregate.fold(record, input, event, runtime, states, chunk)? {
-                    Some(id) => {
+                    Folded::Update(id) => {
                         let slot = self.pool.own(slot);
                         self.pool.get_mut(slot).become_update(aggregate.output(), id)?;
                         self.pass(*node, slot, Some(&takers[0]));
                     }
-                    None => self.pass(*node, slot, None),
+                    Folded::Dropped => self.pass(*node, slot, None),
+                    Folded::Late => {
+                        self.counts.open(*node).late += 1;
+                        self.pool.release(slot);
+                    }
                 }
             }
             Operator::Sink(sink) => {

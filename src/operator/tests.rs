@@ -108,7 +108,20 @@ impl Build {
         let fields = fields.iter().map(field).collect();
         let tombstones = AggregateTombstones::Drop;
         let key_field = "key".to_owned();
-        self.node(name, &[input], NodeKind::Aggregate(Aggregate { group_by: None, key_field, fields, tombstones }))
+        self.node(
+            name,
+            &[input],
+            NodeKind::Aggregate(Aggregate { group_by: None, key_field, fields, tombstones, window: None }),
+        )
+    }
+
+    /// Windows of the last aggregate.
+    pub(super) fn window(mut self, size_ms: i64, grace_ms: i64) -> Build {
+        match &mut self.nodes.last_mut().expect("a node").kind {
+            NodeKind::Aggregate(aggregate) => aggregate.window = Some(Window { size_ms, grace_ms }),
+            _ => panic!("no aggregate"),
+        }
+        self
     }
 
     pub(super) fn route(self, name: &str, input: &str, routes: &[(&str, &str)]) -> Build {

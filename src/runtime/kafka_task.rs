@@ -43,6 +43,9 @@ pub struct State {
     /// The stage's retry topic: its records are folded into the state of other partitions.
     retry: String,
     restoring: HashMap<TopicPartition, Restoring>,
+    /// Whether records may come late, and how many did.
+    windows: bool,
+    late: u64,
 }
 
 impl State {
@@ -53,9 +56,10 @@ impl State {
         disk: Option<Disk>,
         stores: Vec<(PlannedStore, Uuid)>,
         retry: String,
+        windows: bool,
     ) -> State {
         let bounds = Bounds::new(Arc::clone(&admin));
-        State { connection, admin, disk, bounds, stores, retry, restoring: HashMap::new() }
+        State { connection, admin, disk, bounds, stores, retry, restoring: HashMap::new(), windows, late: 0 }
     }
 
     /// The stores that records of a topic reach.
@@ -122,6 +126,11 @@ impl Task for KafkaTask {
     fn process(&mut self, input: &Input<'_>, chunk: &mut Chunk) -> Result<(), Failure> {
         let source = self.source(input.topic);
         let outcome = self.pipeline.process(source, input, chunk);
+        if self.state.windows {
+            let late = self.pipeline.counts().late();
+            self.status.late.add(late - self.state.late);
+            self.state.late = late;
+        }
         self.count(outcome)
     }
 

@@ -193,7 +193,10 @@ impl DiskPart {
     fn write(&mut self, writes: Writes, bound: Option<Position>) -> fjall::Result<()> {
         let mut batch = self.disk.database.batch();
         for (key, value) in writes {
-            batch.insert(&self.keyspace, key, value);
+            match value {
+                Some(value) => batch.insert(&self.keyspace, key, value),
+                None => batch.remove(&self.keyspace, key),
+            }
         }
         if let Some(bound) = bound {
             let checkpoint = Checkpoint { id: self.id, stamp: self.stamp, bound };
@@ -209,6 +212,11 @@ impl Store for DiskPart {
     fn read(&self, key: &[u8], out: &mut Vec<u8>) -> bool {
         let value = self.keyspace.get(key).unwrap_or_else(|error| self.broken(&error));
         value.inspect(|value| out.extend_from_slice(value)).is_some()
+    }
+
+    fn keys(&self, from: &[u8], below: &[u8]) -> Vec<Vec<u8>> {
+        let keys = self.keyspace.range(from..below).map(|entry| entry.key().map(|key| key.to_vec()));
+        keys.collect::<fjall::Result<_>>().unwrap_or_else(|error| self.broken(&error))
     }
 
     fn apply(&mut self, writes: Writes, bound: Option<Position>) {
@@ -248,7 +256,7 @@ mod tests {
     }
 
     fn writes(pairs: &[(&[u8], &[u8])]) -> Writes {
-        pairs.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+        pairs.iter().map(|(key, value)| (key.to_vec(), Some(value.to_vec()))).collect()
     }
 
     #[test]

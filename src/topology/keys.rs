@@ -1,5 +1,9 @@
 //! Every key of the file, once: the checker knows a key by it, and `docs/reference.md` is made of it.
 
+mod stateful;
+
+pub use stateful::{AGGREGATE, FIELD, WINDOW};
+
 /// A key of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
@@ -302,62 +306,6 @@ pub const REKEY: Section = Section {
     ],
 };
 
-pub const AGGREGATE: Section = Section {
-    title: "`[transforms.NAME]`, `type = \"aggregate\"`",
-    doc: "Folds the records of each key into one that tells of all of them, and puts it out at every change: under the \
-     key, a JSON object of the key and the fields. What it keeps lies in a store, and in the topic \
-     `<name>.NAME.changelog`, which is written in one transaction with the outputs. See \
-     [aggregates.md](aggregates.md).",
-    keys: &[
-        key("type", "`\"aggregate\"`", "required", TYPE),
-        INPUTS,
-        key(
-            "group_by",
-            "VRL",
-            "the record's key",
-            "the key to group by, as in `rekey`; records go through the topic `<name>.NAME.repartition` then, so that those \
-             of one key meet in one partition",
-        ),
-        key(
-            "fields",
-            "a table",
-            "required",
-            "what an update tells, by name: `\"count\"` of the records, or a function of a VRL expression such as \
-             `{ sum = \".total\" }`. Values that are null or missing are passed over",
-        ),
-        key("key_field", "a name", "\"key\"", "the member of an update that holds the key, as a string"),
-        key(
-            "tombstones",
-            "`\"drop\"` or `\"reject\"`",
-            "\"drop\"",
-            "what happens to a null value: it ends here and is counted, or it is a dead letter",
-        ),
-        ON_ERROR,
-    ],
-};
-
-pub const FIELD: Section = Section {
-    title: "`fields = { NAME = { … } }`",
-    doc: "One function of a VRL expression. Numbers are exact within 128 bits and 38 decimals; a value that would leave \
-     them rejects its record (`overflow`).",
-    keys: &[
-        key("sum", "VRL", "", "the sum of numbers; 0 at first"),
-        key("min", "VRL", "", "the least of numbers, or of strings"),
-        key("max", "VRL", "", "the greatest of numbers, or of strings"),
-        key("avg", "VRL", "", "the average of numbers, to six decimals beyond their own"),
-        key("first", "VRL", "", "the first value, of any kind"),
-        key("last", "VRL", "", "the last value, of any kind"),
-        key("distinct_count", "VRL", "", "how many different strings, numbers and booleans, up to `limit`"),
-        key("collect", "VRL", "", "an array of the values in their order, up to `limit`"),
-        key(
-            "limit",
-            "1 to 100000",
-            "1000",
-            "how many values `distinct_count` and `collect` keep; the record that brings another is rejected (`limit`)",
-        ),
-    ],
-};
-
 pub const KAFKA_SINK: Section = Section {
     title: "`[sinks.NAME]`, `type = \"kafka\"`",
     doc: "Writes to a topic, in one transaction with the positions of what was read. Partitions are chosen as Java \
@@ -579,6 +527,7 @@ pub const SECTIONS: &[&Section] = &[
     &FLAT_MAP,
     &REKEY,
     &AGGREGATE,
+    &WINDOW,
     &FIELD,
     &KAFKA_SINK,
     &CREATE,

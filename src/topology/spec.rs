@@ -239,6 +239,20 @@ pub struct Aggregate {
     /// The other members, in the order of the file.
     pub fields: Vec<Field>,
     pub tombstones: AggregateTombstones,
+    /// A group for each window of time; none: one group for all times.
+    pub window: Option<Window>,
+}
+
+/// Members of an update that tell its window.
+pub const WINDOW_START: &str = "window_start";
+pub const WINDOW_END: &str = "window_end";
+
+/// Windows of one length, one after another since 1970, in UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub size_ms: i64,
+    /// How late a record may come after the end of its window.
+    pub grace_ms: i64,
 }
 
 #[derive(Clone, Debug)]
@@ -263,11 +277,13 @@ pub enum Function {
     Last,
     DistinctCount,
     Collect,
+    /// What the expression makes of the former value and the record.
+    Reduce,
 }
 
 impl Function {
     /// Every function with the word for it in the file.
-    pub const WORDS: [(&'static str, Function); 9] = [
+    pub const WORDS: [(&'static str, Function); 10] = [
         ("count", Function::Count),
         ("sum", Function::Sum),
         ("min", Function::Min),
@@ -277,6 +293,7 @@ impl Function {
         ("last", Function::Last),
         ("distinct_count", Function::DistinctCount),
         ("collect", Function::Collect),
+        ("reduce", Function::Reduce),
     ];
 
     /// As the file writes it.

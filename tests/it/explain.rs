@@ -32,6 +32,7 @@ fn the_plan_shows_stores_and_what_they_are_restored_from() {
     golden("tests/explain/customer-revenue.json", &explain(&["--format", "json", file]));
     let file = "topologies/word-count.toml";
     golden("tests/explain/word-count.txt", &explain(&[file]));
+    golden("tests/explain/windowed-revenue.txt", &explain(&["topologies/windowed-revenue.toml"]));
     golden("tests/explain/word-count.mmd", &explain(&["--format", "mermaid", file]));
 }
 

@@ -153,6 +153,80 @@ fn a_state_that_outgrows_its_topic_rejects_the_record() {
 }
 
 #[test]
+fn a_reduction_makes_its_next_value_of_the_last_and_the_record() {
+    let longest = "if .acc == null || length!(.value.name) > length!(.acc) { .value.name }";
+    let mut rig = Build::new()
+        .json("in")
+        .aggregate("all", "in", &[("longest", Function::Reduce, Some(longest)), ("n", Function::Count, None)])
+        .sink("out", &["all"], None)
+        .run();
+    let shown = |rig: &mut Rig, name: &str| {
+        rig.process(&input("in", Some("k"), Some(&format!("{{\"name\":{name}}}")))).unwrap();
+        rig.outs().pop().and_then(|out| out.2).unwrap()
+    };
+    assert_eq!(shown(&mut rig, "\"ab\""), r#"{"key":"k","longest":"ab","n":1}"#);
+    assert_eq!(shown(&mut rig, "\"a\""), r#"{"key":"k","longest":"ab","n":2}"#, "null leaves it as it is");
+    assert_eq!(shown(&mut rig, "\"abc\""), r#"{"key":"k","longest":"abc","n":3}"#);
+    assert_eq!(rig.rejected(&input("in", Some("k"), Some("{\"name\":7}"))).1, "expression");
+    assert_eq!(shown(&mut rig, "\"abcd\""), r#"{"key":"k","longest":"abcd","n":4}"#);
+}
+
+#[test]
+fn a_reduction_takes_text_too() {
+    let mut rig = Build::new()
+        .source("in", Format::String, None, None)
+        .aggregate("all", "in", &[("chars", Function::Reduce, Some("(int(.acc) ?? 0) + length!(string!(.value))"))])
+        .sink("out", &["all"], None)
+        .run();
+    for (line, chars) in [("a \"b\"", 5), ("", 5), ("æ", 7)] {
+        rig.process(&input("in", Some("k"), Some(line))).unwrap();
+        let shown = rig.outs().pop().and_then(|out| out.2).unwrap();
+        assert_eq!(shown, format!("{{\"key\":\"k\",\"chars\":{chars}}}"), "{line}");
+    }
+}
+
+#[test]
+fn a_window_takes_records_until_its_grace_is_over_and_leaves_nothing_behind() {
+    let mut rig = Build::new()
+        .source("in", Format::Json, None, Some(".at"))
+        .aggregate("n", "in", &[("n", Function::Count, None), ("s", Function::Sum, Some(".s"))])
+        .window(1_000, 500)
+        .sink("out", &["n"], None)
+        .run();
+    let at = |rig: &mut Rig, key: &str, at: i64| {
+        rig.process(&input("in", Some(key), Some(&format!("{{\"at\":{at}}}")))).unwrap();
+        let mut values = rig.outs().into_iter().filter(|out| out.0 == "out").filter_map(|out| out.2);
+        let update: Option<serde_json::Value> = values.next_back().map(|text| serde_json::from_str(&text).unwrap());
+        let removed = rig.outs().iter().filter(|out| out.0 != "out" && out.2.is_none()).count();
+        (
+            update.map(|update| {
+                (update["window_start"].as_str().unwrap()[17..].to_owned(), update["n"].as_i64().unwrap())
+            }),
+            removed,
+        )
+    };
+    let shown = |start: &str, n: i64| Some((start.to_owned(), n));
+    assert_eq!(at(&mut rig, "a", 10_000), (shown("10.000Z", 1), 0));
+    assert_eq!(at(&mut rig, "b", 10_999), (shown("10.000Z", 1), 0));
+    assert_eq!(at(&mut rig, "a", 11_499), (shown("11.000Z", 1), 0));
+    assert_eq!(at(&mut rig, "a", 10_000), (shown("10.000Z", 2), 0), "within the grace");
+    assert_eq!(at(&mut rig, "b", 11_500), (shown("11.000Z", 1), 2), "two keys of the window that closed");
+    assert_eq!(at(&mut rig, "a", 10_999), (None, 0), "late");
+    assert_eq!(rig.pipeline.counts().late(), 1);
+    // A record that is rejected closes no window.
+    let far = input("in", Some("a"), Some(r#"{"at":99000,"s":"no number"}"#));
+    assert_eq!(rig.rejected(&far).1, "field");
+    assert_eq!(at(&mut rig, "a", 11_000), (shown("11.000Z", 2), 0));
+    // What is committed and what is not is closed alike.
+    rig.pipeline.sealed(BatchId(0));
+    rig.pipeline.committed(BatchId(0));
+    assert_eq!(at(&mut rig, "c", 11_200), (shown("11.000Z", 1), 0));
+    assert_eq!(at(&mut rig, "c", 20_000), (shown("20.000Z", 1), 3));
+    rig.pipeline.abandon();
+    assert_eq!(at(&mut rig, "c", 11_200), (shown("11.000Z", 1), 0), "an abort opens it again");
+}
+
+#[test]
 fn a_record_whose_state_is_elsewhere_is_rejected() {
     let mut rig = totals().run();
     rig.pipeline.release(StoreId(0), 14);

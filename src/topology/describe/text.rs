@@ -126,7 +126,12 @@ fn details(kind: &NodeKind) -> String {
                 None => format!("{} {}", field.name, field.function.as_str()),
                 Some(of) => format!("{} {} {}", field.name, field.function.as_str(), one_line(of.source())),
             };
-            aggregate.fields.iter().map(field).collect::<Vec<_>>().join(", ")
+            let mut text = aggregate.fields.iter().map(field).collect::<Vec<_>>().join(", ");
+            if let Some(window) = aggregate.window {
+                let ms = |ms: i64| duration_text(std::time::Duration::from_millis(ms.max(0) as u64));
+                let _ = write!(text, ", each {}, grace {}", ms(window.size_ms), ms(window.grace_ms));
+            }
+            text
         }
         NodeKind::Repartition(repartition) => {
             format!("topic {}, key {}", repartition.topic, one_line(repartition.key.source()))

@@ -1,6 +1,7 @@
 //! `type = "aggregate"`: its fields, and whether the records of a key meet in one partition.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use toml::de::DeValue;
 
@@ -12,11 +13,14 @@ use crate::expr::Role;
 use crate::topology::finding::{code, did_you_mean};
 use crate::topology::keys;
 use crate::topology::spec::{
-    Aggregate, AggregateTombstones, Field, Function, Node, NodeId, NodeKind, Port, Repartition, Topology,
+    Aggregate, AggregateTombstones, Field, Function, Node, NodeId, NodeKind, Port, Repartition, Topology, WINDOW_END,
+    WINDOW_START, Window,
 };
 
 const HELP: &str = "such as fields = { orders = \"count\", revenue = { sum = '.total' } }";
 const LIMIT: usize = 1000;
+/// A hundred years: arithmetic on times is safe up to there.
+const LONGEST_MS: i64 = 100 * 366 * 24 * 3600 * 1000;
 
 pub fn read(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
     let key_field = cx.string(table, "key_field").map_or_else(|| "key".to_owned(), |text| text.value);
@@ -24,6 +28,7 @@ pub fn read(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
     let tombstones = cx.choice(table, "tombstones", &words).unwrap_or(AggregateTombstones::Drop);
     let group_by = cx.expression(table, "group_by", Role::Value);
     let group_by_fails = table.get("group_by").is_some() && group_by.is_none();
+    let window = table.get("window").map(|item| window(cx, table, item));
     let Some(item) = table.get("fields") else {
         cx.missing(table, "fields", HELP);
         return;
@@ -34,6 +39,10 @@ pub fn read(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
     }
     let mut fields = Vec::new();
     for (name, item) in in_order(entries) {
+        if window.is_some() && (name.get_ref() == WINDOW_START || name.get_ref() == WINDOW_END) {
+            let message = format!("the field `{}` has the name of a member that holds the window", name.get_ref());
+            cx.found.error(code::DUPLICATE_NAME, name.span(), message).help("give the field another name");
+        }
         if *name.get_ref() == *key_field {
             let message = format!("the field `{key_field}` has the name of the member that holds the key");
             cx.found
@@ -42,11 +51,26 @@ pub fn read(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
         }
         fields.push(field(cx, name.get_ref(), name.span(), item));
     }
-    let complete = !group_by_fails && !fields.is_empty() && fields.iter().all(Option::is_some);
+    let complete = !group_by_fails
+        && window.is_none_or(|window| window.is_some())
+        && !fields.is_empty()
+        && fields.iter().all(Option::is_some);
     draft.kind = complete.then(|| {
         let fields = fields.into_iter().flatten().collect();
-        NodeKind::Aggregate(Aggregate { group_by, key_field, fields, tombstones })
+        let window = window.flatten();
+        NodeKind::Aggregate(Aggregate { group_by, key_field, fields, tombstones, window })
     });
+}
+
+fn window(cx: &mut Cx<'_>, table: &Table<'_>, item: &Item<'_>) -> Option<Window> {
+    let window = cx.table(item, table.key_span("window"), &keys::WINDOW, "`window`")?;
+    if window.get("tumbling").is_none() {
+        cx.missing(&window, "tumbling", "such as window = { tumbling = \"1m\", grace = \"10s\" }");
+    }
+    let size = cx.duration(&window, "tumbling", Duration::from_millis(1));
+    let grace = window.get("grace").map(|_| cx.duration(&window, "grace", Duration::ZERO));
+    let ms = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).min(LONGEST_MS);
+    Some(Window { size_ms: ms(size?), grace_ms: ms(grace.unwrap_or(Some(Duration::ZERO))?) })
 }
 
 fn field(cx: &mut Cx<'_>, name: &str, name_span: std::ops::Range<usize>, item: &Item<'_>) -> Option<Field> {
@@ -96,9 +120,16 @@ fn function(cx: &mut Cx<'_>, name: &str, name_span: std::ops::Range<usize>, item
             .help("`limit` bounds `distinct_count` and `collect`");
     }
     let item = table.get(word)?;
-    let of = cx.expression_item(&format!("fields.{name}"), item, Role::Value)?;
+    let of = cx.expression_item(&place(name, *function), item, Role::Value)?;
     let limit = limit.map_or(LIMIT, |limit| limit as usize);
     Some(Field { name: name.to_owned(), function: *function, of: Some(of), limit })
+}
+
+/// What the place of a reduction begins with: its `.` is not the record's value.
+pub const REDUCTION: &str = "reduce.";
+
+fn place(name: &str, function: Function) -> String {
+    if function == Function::Reduce { format!("{REDUCTION}{name}") } else { format!("fields.{name}") }
 }
 
 /// Reports aggregates that would meet the records of one key in several partitions: each would keep its own part.
@@ -171,6 +202,12 @@ pub fn regroup(topology: &mut Topology) {
 pub fn unstable(aggregate: &Aggregate, flow: &[Unstable]) -> Vec<Unstable> {
     let fields = aggregate.fields.iter().filter_map(|field| {
         let reads = &field.of.as_ref()?.uses().reads;
+        let of_record = |path: &String| match (field.function, path.strip_prefix(".value")) {
+            (Function::Reduce, Some("")) => Some(".".to_owned()),
+            (Function::Reduce, rest) => rest.map(str::to_owned),
+            _ => Some(path.clone()),
+        };
+        let reads: Vec<String> = reads.iter().filter_map(of_record).collect();
         let unstable = flow.iter().find(|unstable| reads.iter().any(|path| overlap(path, &unstable.path)))?;
         Some(Unstable { path: format!(".{}", field.name), ..unstable.clone() })
     });

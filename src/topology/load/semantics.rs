@@ -77,6 +77,9 @@ fn mismatches(cx: &mut Cx<'_>, drafts: &[Draft], draft: &Draft, flow: &Flow) {
         );
     }
     for placed in cx.programs_of(&draft.name) {
+        if placed.key.starts_with(aggregates::REDUCTION) {
+            continue;
+        }
         let uses = placed.program.uses();
         let members = || uses.reads.iter().find(|path| is_member(path));
         let (source, takes, member) = match (json, text, members()) {

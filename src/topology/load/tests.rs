@@ -199,3 +199,32 @@ fn test_values_keep_their_order_and_their_digits() {
     assert_eq!(input.timestamp, Some(1000));
     assert_eq!((t.tests[0].name.as_str(), t.tests[0].line), ("x", 10));
 }
+
+#[test]
+fn an_aggregate_of_text_may_reduce_it_and_one_of_another_key_gets_a_topic() {
+    let text = r#"
+name = "t"
+kafka.brokers = "localhost:9092"
+[sources.lines]
+type = "kafka"
+topics = ["lines"]
+format = "string"
+[transforms.sizes]
+type = "aggregate"
+inputs = ["lines"]
+group_by = "length!(.)"
+fields.chars = { reduce = "(int(.acc) ?? 0) + length!(string!(.value))" }
+[sinks.out]
+type = "kafka"
+inputs = ["sizes"]
+topic = "out"
+"#;
+    let loaded = load(text, "t.toml", &|_| None);
+    let topology = loaded.topology.unwrap_or_else(|| panic!("{:#?}", loaded.findings));
+    let names: Vec<&str> = topology.nodes.iter().map(|node| node.name.as_str()).collect();
+    assert_eq!(names, ["lines", "sizes", "out", "sizes:repartition", "sizes:repartitioned"]);
+    let reads = |node: usize| topology.nodes[node].inputs.iter().map(|port| port.node.0).collect::<Vec<_>>();
+    assert_eq!((reads(1), reads(3), reads(4)), (vec![4], vec![0], vec![3]));
+    let NodeKind::Repartitioned { topic, format } = &topology.nodes[4].kind else { panic!() };
+    assert_eq!((topic.as_str(), *format), ("t.sizes.repartition", Format::String));
+}

@@ -476,3 +476,17 @@ fn a_changelog_of_markers_and_gaps_is_read_to_its_end() {
     job.drain(&file);
     assert_eq!(check(&job, |_| false), 2);
 }
+
+#[test]
+fn weaker_guarantees_fold_the_same_where_nothing_crashes() {
+    let Some(cluster) = support::broker("aggregates under weaker guarantees") else { return };
+    for guarantee in ["at-least-once", "at-most-once"] {
+        let job = Job::new(cluster, &format!("aggregate-{guarantee}"), 4);
+        let file = job.file(&TOPOLOGY.replace("[kafka]\n", &format!("guarantee = \"{guarantee}\"\n[kafka]\n")));
+        for from in [0, 2_000] {
+            job.produce_keyed("in", 4, (from..from + 2_000).map(order));
+            job.drain(&file);
+        }
+        check(&job, |_| false);
+    }
+}

@@ -28,4 +28,5 @@ mod soak;
 mod standby;
 mod transactions;
 mod twins;
+mod windows;
 mod zombies;

@@ -81,7 +81,8 @@ fn check(job: &Job, count: u64) {
 fn records_that_are_grouped_anew_count_once_through_kills() {
     let Some(cluster) = support::broker("kill -9 of a job that sends records to itself") else { return };
     let job = Job::new(cluster, "regroup-kill", 4);
-    let file = job.file(TOPOLOGY);
+    // Two workers, whose stores are in one database.
+    let file = job.file(&TOPOLOGY.replace("[kafka]\n", "workers = 2\n[kafka]\n"));
     let kills = std::env::var("SEMEL_KILLS").map_or(4, |n| n.parse().expect("SEMEL_KILLS is a number"));
     let count = std::thread::scope(|scope| {
         let load = Load::start(scope, &job, 3_000, 4, order);
