@@ -101,7 +101,7 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
         sizes: sizes.into_iter().map(|size| size as usize).collect(),
         workers: or(args.workers, quick, &[1], &[1, 2]),
         rates,
-        latency_for: Duration::from_secs(if quick { 5 } else { 20 }),
+        latency_for: Duration::from_secs(if quick { 5 } else { 10 }),
         external: args.external,
     };
     let report = bench::run(&text, topology, &options, &interrupted, &|text| eprintln!("{text}"))?;
