@@ -204,11 +204,6 @@ impl Pipeline {
         self.states.bound(store, partition, batch, end);
     }
 
-    /// The same while nothing is open or sealed.
-    pub fn settled(&mut self, store: StoreId, partition: i32, end: Position) {
-        self.states.settled(store, partition, end);
-    }
-
     /// The state that is held: store and partition.
     pub fn held(&self) -> impl Iterator<Item = (StoreId, i32)> {
         self.states.held()

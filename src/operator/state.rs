@@ -205,14 +205,6 @@ impl States {
         }
     }
 
-    /// As [`States::bound`] where nothing is open.
-    pub(super) fn settled(&mut self, store: StoreId, partition: i32, end: Position) {
-        let part = self.stores[store.0].get_mut(&partition);
-        if let Some(part) = part.filter(|part| !part.doubtful && part.sealed.is_empty() && part.open.is_empty()) {
-            part.committed.apply(Writes::new(), Some(end));
-        }
-    }
-
     /// What is held: store and partition.
     pub(super) fn held(&self) -> impl Iterator<Item = (StoreId, i32)> {
         let stores = self.stores.iter().enumerate();

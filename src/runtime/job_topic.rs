@@ -114,8 +114,13 @@ impl Memory {
     }
 
     /// The changelogs that a stage had when it last ran, with their ids.
-    pub fn changelogs(&self, stage: &str) -> impl Iterator<Item = (&str, Uuid)> {
-        let own = self.topics.iter().filter(move |((of, topic), _)| of == stage && topic.ends_with(CHANGELOG));
+    pub fn changelogs<'m>(&'m self, stage: &'m str) -> impl Iterator<Item = (&'m str, Uuid)> {
+        // `<stage>.<node>.changelog`; a source's topic may end so too.
+        let is_ours = move |topic: &str| {
+            let node = topic.strip_prefix(stage).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(CHANGELOG));
+            node.is_some_and(|node| !node.contains('.'))
+        };
+        let own = self.topics.iter().filter(move |((of, topic), _)| of == stage && is_ours(topic));
         own.map(|((_, topic), (id, _))| (topic.as_str(), *id))
     }
 
@@ -227,6 +232,16 @@ mod tests {
 
     fn text(note: &Note) -> Option<String> {
         note.value.as_ref().map(|value| format!("1{value}"))
+    }
+
+    /// `reset` deletes changelogs: a source's topic that is called like one is none.
+    #[test]
+    fn a_changelog_is_the_stages_own_and_no_topic_that_it_reads() {
+        let mut memory = Memory::default();
+        for topic in ["shop.totals.changelog", "cdc.orders.changelog", "shop.a.b.changelog", "shopper.a.changelog"] {
+            memory.topics.insert(("shop".to_owned(), topic.to_owned()), (Uuid::from_u128(7), 4));
+        }
+        assert_eq!(memory.changelogs("shop").collect::<Vec<_>>(), [("shop.totals.changelog", Uuid::from_u128(7))]);
     }
 
     #[test]

@@ -185,7 +185,13 @@ fn repartitions(
         let read: Vec<&TopicInfo> = sources.filter_map(|topic| infos.get(topic)).collect();
         let partitions = read.iter().map(|info| info.partitions).max().unwrap_or(1);
         let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
-        let config = [("retention.ms", "-1".to_owned()), ("max.message.bytes", largest.max(1 << 20).to_string())];
+        // Whatever the broker's defaults: what nobody has read yet is neither deleted nor compacted away.
+        let config = [
+            ("cleanup.policy", "delete".to_owned()),
+            ("retention.ms", "-1".to_owned()),
+            ("retention.bytes", "-1".to_owned()),
+            ("max.message.bytes", largest.max(1 << 20).to_string()),
+        ];
         let info = admin
             .internal_topic(&topic, partitions, &config)
             .map_err(|e| asked(&e, &format!("cannot create the repartition topic {topic:?}")))?;

@@ -96,8 +96,10 @@ impl<'a> Reset<'a> {
             changes.extend(Looked::at(plan, stage, admin)?.changes(to, &memory, admin)?);
         }
         let mut changelogs = Vec::new();
-        for stage in stages {
+        for stage in stages.iter().filter(|stage| changes.iter().any(|change: &Change| change.stage == stage.name)) {
+            let reads = plan.reads(stage);
             let known = memory.changelogs(&stage.name).map(|(topic, _)| topic.to_owned());
+            let known = known.filter(|topic| !reads.contains(topic));
             changelogs.extend(plan.stores(stage).into_iter().map(|store| store.changelog).chain(known));
         }
         changelogs.sort();
@@ -218,6 +220,13 @@ fn fits(plan: &Plan, stages: &[&Stage], positions: &Positions) -> Result<(), Fai
         let Some(stage) = plan.stages.iter().find(|stage| stage.name == entry.stage) else {
             return Err(Failure::refused(format!("{} has no stage {:?}", plan.topology.file, entry.stage)));
         };
+        if stages.iter().any(|chosen| chosen.name == stage.name) && !plan.stores(stage).is_empty() {
+            return Err(Failure::refused(format!(
+                "stage {} keeps state, which is of no single position: reset it --to earliest, latest or a time, which \
+                 clears the state",
+                stage.name
+            )));
+        }
         let reads = plan.reads(stage).contains(&entry.topic) || plan.retry(stage) == entry.topic;
         if stages.iter().any(|chosen| chosen.name == stage.name) && !reads {
             return Err(Failure::refused(format!("stage {} does not read {:?}", stage.name, entry.topic)));

@@ -57,11 +57,6 @@ impl Bounds {
         // Without an answer the bounds stay where they are.
         self.answer = std::thread::Builder::new().name("bounds".to_owned()).spawn(ask).is_ok().then_some(answer);
     }
-
-    /// The ends as they are now. Blocks for `wait` at most.
-    pub fn now(&self, held: &[Held], wait: Duration) -> Vec<End> {
-        ends(&self.admin.within(wait), held)
-    }
 }
 
 fn ends(admin: &Admin, held: &[Held]) -> Vec<End> {
