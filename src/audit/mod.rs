@@ -145,19 +145,8 @@ fn unrepeatable(topology: &Topology, stage: &Stage) -> BTreeMap<NodeId, String> 
     // In topological order: what a node reads is known before it.
     for id in nodes {
         let node = &topology.nodes[id.0];
-        let programs = match &node.kind {
-            NodeKind::Filter { condition, .. } => vec![condition],
-            NodeKind::Remap { source, .. } | NodeKind::FlatMap { source, .. } => vec![source],
-            NodeKind::Route { routes, .. } => routes.iter().map(|route| &route.condition).collect(),
-            NodeKind::Rekey { key } => vec![key],
-            NodeKind::Aggregate(aggregate) => aggregate.fields.iter().filter_map(|field| field.of.as_ref()).collect(),
-            NodeKind::Repartition(repartition) => vec![&repartition.key],
-            NodeKind::Source(_)
-            | NodeKind::Repartitioned { .. }
-            | NodeKind::KafkaSink(_)
-            | NodeKind::PostgresSink(_) => Vec::new(),
-        };
-        let own = programs.iter().find_map(|program| program.uses().nondeterministic_functions.first());
+        let own =
+            node.kind.programs().into_iter().find_map(|program| program.uses().nondeterministic_functions.first());
         let own = own.map(|function| format!("node {} calls {function}", node.name));
         let inherited = || node.inputs.iter().find_map(|port| by.get(&port.node).cloned());
         if let Some(reason) = own.or_else(inherited) {

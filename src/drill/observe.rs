@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use super::verdict::{Promise, Seen};
 use crate::error::Failure;
-use crate::expr::Program;
 use crate::ids;
 use crate::quickstart::topics::Standing;
 use crate::record::Input;
@@ -154,7 +153,7 @@ fn kafka_promise(plan: &Plan) -> Promise {
 /// Why what comes to a node is another on another attempt.
 fn varies(topology: &Topology, id: NodeId) -> Option<&'static str> {
     let node = &topology.nodes[id.0];
-    let programs = programs(&node.kind);
+    let programs = node.kind.programs();
     if programs.iter().any(|program| !program.uses().nondeterministic_functions.is_empty()) {
         return Some(CHANCE);
     }
@@ -162,23 +161,6 @@ fn varies(topology: &Topology, id: NodeId) -> Option<&'static str> {
         return Some(ORDER);
     }
     node.inputs.iter().find_map(|port| varies(topology, port.node))
-}
-
-/// The programs of a node that decide on what comes out of it.
-pub fn programs(kind: &NodeKind) -> Vec<&Program> {
-    match kind {
-        NodeKind::Source(_) | NodeKind::Repartitioned { .. } => Vec::new(),
-        NodeKind::Repartition(repartition) => vec![&repartition.key],
-        NodeKind::Filter { condition, .. } => vec![condition],
-        NodeKind::Remap { source, .. } | NodeKind::FlatMap { source, .. } => vec![source],
-        NodeKind::Route { routes, .. } => routes.iter().map(|route| &route.condition).collect(),
-        NodeKind::Rekey { key } => vec![key],
-        NodeKind::Aggregate(aggregate) => aggregate.fields.iter().filter_map(|field| field.of.as_ref()).collect(),
-        NodeKind::KafkaSink(sink) => sink.key.iter().collect(),
-        NodeKind::PostgresSink(sink) => {
-            sink.columns.iter().map(|(_, program)| program).chain(&sink.delete_when).collect()
-        }
-    }
 }
 
 /// Looks at the ends and at the positions of the stages that ran.

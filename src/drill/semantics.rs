@@ -13,7 +13,7 @@ use toml::Value;
 
 use super::auto_commit;
 use super::effects::{Effects, Fate, How, Traces};
-use super::observe::{Contents, End, EndKind, ends, observe, programs};
+use super::observe::{Contents, End, EndKind, ends, observe};
 use super::verdict::Promise;
 use crate::clock::Clock;
 use crate::crash::{Crash, Point};
@@ -395,7 +395,7 @@ impl Comparison<'_> {
         self.world.send(&run.name, after, self.middle + 1)?;
         let ended = through(start(&run, Start::default())?.wait(self.interrupted)?)?;
         // Where records lie is another place after the second send: what is made of that is counted and not compared.
-        let placed = self.plan.topology.nodes.iter().flat_map(|node| programs(&node.kind));
+        let placed = self.plan.topology.nodes.iter().flat_map(|node| node.kind.programs());
         let placed = placed.into_iter().any(|program| program.uses().offset_or_partition);
         let counted = |(end, traces): &(End, Traces)| (end.clone(), traces.clone().counted());
         let once: Vec<(End, Traces)> = if placed { once.iter().map(counted).collect() } else { once.to_vec() };

@@ -21,12 +21,10 @@ use crate::error::Failure;
 use crate::kafka::{Admin, Connection, Error, Isolation, Producer, ProducerOptions, Reader};
 use crate::record::{Input, TopicPartition};
 use crate::runtime::preflight::asked;
-use crate::topology::plan::Plan;
+use crate::topology::plan::{CHANGELOG, Plan};
 
 /// The format byte.
 const FORMAT: u8 = b'1';
-/// What the name of a changelog ends with; no other topic of a stage may.
-const CHANGELOG: &str = ".changelog";
 const PATIENCE: Duration = Duration::from_secs(10);
 const SLICE: Duration = Duration::from_secs(1);
 

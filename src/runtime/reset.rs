@@ -220,7 +220,8 @@ fn fits(plan: &Plan, stages: &[&Stage], positions: &Positions) -> Result<(), Fai
         let Some(stage) = plan.stages.iter().find(|stage| stage.name == entry.stage) else {
             return Err(Failure::refused(format!("{} has no stage {:?}", plan.topology.file, entry.stage)));
         };
-        if stages.iter().any(|chosen| chosen.name == stage.name) && !plan.stores(stage).is_empty() {
+        let chosen = stages.iter().any(|chosen| chosen.name == stage.name);
+        if chosen && !plan.stores(stage).is_empty() {
             return Err(Failure::refused(format!(
                 "stage {} keeps state, which is of no single position: reset it --to earliest, latest or a time, which \
                  clears the state",
@@ -228,7 +229,7 @@ fn fits(plan: &Plan, stages: &[&Stage], positions: &Positions) -> Result<(), Fai
             )));
         }
         let reads = plan.reads(stage).contains(&entry.topic) || plan.retry(stage) == entry.topic;
-        if stages.iter().any(|chosen| chosen.name == stage.name) && !reads {
+        if chosen && !reads {
             return Err(Failure::refused(format!("stage {} does not read {:?}", stage.name, entry.topic)));
         }
     }

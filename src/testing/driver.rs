@@ -289,32 +289,18 @@ fn targets(plan: &Plan) -> Vec<Target> {
             timestamp_after_max_ms: number("message.timestamp.after.max.ms").unwrap_or(i64::MAX),
         });
     }
-    let repartitions = plan.stages.iter().flat_map(|stage| plan.repartitions(stage)).map(|topic| Target {
+    let made = |topic: String| Target {
         topic: topic.into(),
         partitions: 1,
         max_message_bytes: MAX_MESSAGE_BYTES,
         compacted: false,
         timestamp_before_max_ms: i64::MAX,
         timestamp_after_max_ms: i64::MAX,
-    });
-    targets.extend(repartitions);
-    let changelogs = plan.stages.iter().flat_map(|stage| plan.stores(stage)).map(|store| Target {
-        topic: store.changelog.into(),
-        partitions: i32::MAX,
-        max_message_bytes: MAX_MESSAGE_BYTES,
-        compacted: true,
-        timestamp_before_max_ms: i64::MAX,
-        timestamp_after_max_ms: i64::MAX,
-    });
-    targets.extend(changelogs);
-    targets.push(Target {
-        topic: topology.dead_letters().into(),
-        partitions: 1,
-        max_message_bytes: 2 * MAX_MESSAGE_BYTES,
-        compacted: false,
-        timestamp_before_max_ms: i64::MAX,
-        timestamp_after_max_ms: i64::MAX,
-    });
+    };
+    targets.extend(plan.stages.iter().flat_map(|stage| plan.repartitions(stage)).map(made));
+    let stores = plan.stages.iter().flat_map(|stage| plan.stores(stage));
+    targets.extend(stores.map(|store| Target { partitions: i32::MAX, compacted: true, ..made(store.changelog) }));
+    targets.push(Target { max_message_bytes: 2 * MAX_MESSAGE_BYTES, ..made(topology.dead_letters()) });
     targets
 }
 

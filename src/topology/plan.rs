@@ -38,6 +38,9 @@ pub enum StageKind {
     },
 }
 
+/// What the name of a changelog ends with.
+pub const CHANGELOG: &str = ".changelog";
+
 /// What a stateful node keeps, by partition of the topic that feeds it, with the topic that it is restored from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedStore {
@@ -243,7 +246,7 @@ impl Topology {
     /// The topic from which the state of a node is restored, of one that has state.
     pub fn changelog(&self, id: NodeId) -> Option<String> {
         let node = &self.nodes[id.0];
-        matches!(node.kind, NodeKind::Aggregate(_)).then(|| format!("{}.{}.changelog", self.name, node.name))
+        matches!(node.kind, NodeKind::Aggregate(_)).then(|| format!("{}.{}{CHANGELOG}", self.name, node.name))
     }
 
     /// The topics of a source, the topic of a Kafka sink, what a `Repartitioned` reads; else none.

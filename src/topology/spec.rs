@@ -181,6 +181,25 @@ pub enum NodeKind {
     PostgresSink(PostgresSink),
 }
 
+impl NodeKind {
+    /// The programs that decide on what comes out of the node.
+    pub fn programs(&self) -> Vec<&Program> {
+        match self {
+            NodeKind::Source(_) | NodeKind::Repartitioned { .. } => Vec::new(),
+            NodeKind::Repartition(repartition) => vec![&repartition.key],
+            NodeKind::Filter { condition, .. } => vec![condition],
+            NodeKind::Remap { source, .. } | NodeKind::FlatMap { source, .. } => vec![source],
+            NodeKind::Route { routes, .. } => routes.iter().map(|route| &route.condition).collect(),
+            NodeKind::Rekey { key } => vec![key],
+            NodeKind::Aggregate(aggregate) => aggregate.fields.iter().filter_map(|field| field.of.as_ref()).collect(),
+            NodeKind::KafkaSink(sink) => sink.key.iter().collect(),
+            NodeKind::PostgresSink(sink) => {
+                sink.columns.iter().map(|(_, program)| program).chain(&sink.delete_when).collect()
+            }
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Source {
     pub topics: Vec<String>,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use semel::cluster::Server;
@@ -155,26 +155,16 @@ fn an_aggregate_killed_at_random_moments_is_the_fold_of_its_input() {
     let Some(cluster) = support::broker("kill -9 of a job that keeps state") else { return };
     let job = Job::new(cluster, "aggregate-kill", 4);
     let file = job.file(TOPOLOGY);
-    let kills = std::env::var("SEMEL_KILLS").map_or(5, |n| n.parse().expect("SEMEL_KILLS is a number"));
     std::thread::scope(|scope| {
         let load = Load::start(scope, &job, 5_000, 4, order);
-        for _ in 1..=kills {
-            let before = job.progress(&job.name, "in");
-            let started = Instant::now();
-            let process = job.start(&file);
-            support::eventually(PATIENCE, "the job makes progress", || job.progress(&job.name, "in") > before);
-            // Somewhere in the cycle of a transaction, another place each round.
-            let moment = Instant::now() + Duration::from_millis(u64::from(started.elapsed().subsec_nanos()) % 200);
-            support::eventually(PATIENCE, "the moment", || Instant::now() >= moment);
-            process.kill();
-        }
+        job.kill_at_moments(&file, 5, "in");
         load.stop()
     });
     job.drain(&file);
     let updates = check(&job, |_| false);
     let at = |positions: Vec<Option<i64>>| positions.into_iter().map(|p| p.unwrap_or(0)).collect::<Vec<_>>();
     assert_eq!(at(job.positions(&job.name, "in")), job.ends("in", Isolation::ReadCommitted));
-    println!("{kills} kills: {updates} updates, each what the fold says, none lost, none doubled");
+    println!("{updates} updates, each what the fold says, none lost, none doubled");
 }
 
 /// Places that only a job with state comes by.
@@ -322,10 +312,7 @@ fn an_abort_drops_the_state_of_its_batch() {
     std::thread::scope(|scope| {
         let load = Load::start(scope, &job, 2_000, 4, order);
         let mut process = job.start(&file);
-        let moves = |what: &str| {
-            let before = job.progress(&job.name, "in");
-            support::eventually(PATIENCE, what, || job.progress(&job.name, "in") > before);
-        };
+        let moves = |what: &str| job.moves(&job.name, "in", 0, what);
         moves("the job works");
         for _ in 0..4 {
             process.signal(Signal::SIGSTOP);
@@ -376,10 +363,7 @@ fn state_moves_with_its_partitions() {
     let file = job.file(&TOPOLOGY.replace("[kafka]\n", "membership = \"dynamic\"\n[kafka]\n"));
     std::thread::scope(|scope| {
         let load = Load::start(scope, &job, 2_000, 4, order);
-        let moves = |what: &str| {
-            let before = job.progress(&job.name, "in");
-            support::eventually(PATIENCE, what, || job.progress(&job.name, "in") > before + 1_000);
-        };
+        let moves = |what: &str| job.moves(&job.name, "in", 1_000, what);
         let first = job.start(&file);
         moves("the first works");
         for _ in 0..3 {

@@ -184,6 +184,27 @@ impl Job {
         positions.into_iter().filter_map(|(_, position)| position.ok().flatten()).map(|p| p.0).sum()
     }
 
+    /// Waits until a group has gone on in a topic by more than so many records.
+    pub fn moves(&self, group: &str, suffix: &str, by: i64, what: &str) {
+        let before = self.progress(group, suffix);
+        support::eventually(PATIENCE, what, || self.progress(group, suffix) > before + by);
+    }
+
+    /// Starts the job so often, and kills it once its stage has gone on in a topic: somewhere in the cycle of a transaction,
+    /// another place each round. `SEMEL_KILLS` says another number.
+    pub fn kill_at_moments(&self, file: &Path, kills: u64, suffix: &str) {
+        let kills = std::env::var("SEMEL_KILLS").map_or(kills, |n| n.parse().expect("SEMEL_KILLS is a number"));
+        for _ in 0..kills {
+            let (before, started) = (self.progress(&self.name, suffix), Instant::now());
+            let process = self.start(file);
+            let goes_on = || self.progress(&self.name, suffix) > before;
+            support::eventually(PATIENCE, "the job makes progress", goes_on);
+            let moment = Instant::now() + Duration::from_millis(u64::from(started.elapsed().subsec_nanos()) % 200);
+            support::eventually(PATIENCE, "the moment", || Instant::now() >= moment);
+            process.kill();
+        }
+    }
+
     /// The ends of a topic's partitions: `ReadCommitted` gives the last stable offsets.
     pub fn ends(&self, suffix: &str, isolation: Isolation) -> Vec<i64> {
         let asked: Vec<_> = self.partitions(suffix).into_iter().map(|p| (p, At::Latest)).collect();

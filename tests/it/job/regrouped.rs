@@ -1,7 +1,6 @@
 //! Aggregates by another key than the records': what a job sends to itself through its repartition topic, under faults.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
 
 use semel::kafka::{At, Isolation};
 use serde_json::Value;
@@ -83,18 +82,9 @@ fn records_that_are_grouped_anew_count_once_through_kills() {
     let job = Job::new(cluster, "regroup-kill", 4);
     // Two workers, whose stores are in one database.
     let file = job.file(&TOPOLOGY.replace("[kafka]\n", "workers = 2\n[kafka]\n"));
-    let kills = std::env::var("SEMEL_KILLS").map_or(4, |n| n.parse().expect("SEMEL_KILLS is a number"));
     let count = std::thread::scope(|scope| {
         let load = Load::start(scope, &job, 3_000, 4, order);
-        for _ in 1..=kills {
-            let progress = || job.progress(&job.name, "totals.repartition");
-            let (before, started) = (progress(), Instant::now());
-            let process = job.start(&file);
-            support::eventually(PATIENCE, "the second half makes progress", || progress() > before);
-            let moment = Instant::now() + Duration::from_millis(u64::from(started.elapsed().subsec_nanos()) % 200);
-            support::eventually(PATIENCE, "the moment", || Instant::now() >= moment);
-            process.kill();
-        }
+        job.kill_at_moments(&file, 4, "totals.repartition");
         load.stop()
     });
     job.drain(&file);
@@ -112,10 +102,7 @@ fn two_processes_share_what_is_grouped_anew() {
     let count = std::thread::scope(|scope| {
         let load = Load::start(scope, &job, 2_000, 4, order);
         let first = job.start(&file);
-        let moves = |what: &str| {
-            let before = job.progress(&job.name, "totals.repartition");
-            support::eventually(PATIENCE, what, || job.progress(&job.name, "totals.repartition") > before + 1_000);
-        };
+        let moves = |what: &str| job.moves(&job.name, "totals.repartition", 1_000, what);
         moves("the first works");
         for _ in 0..2 {
             let second = job.start(&file);

@@ -30,10 +30,7 @@ fn a_transaction_that_times_out_and_an_id_that_expires_lose_and_double_nothing()
     let count = std::thread::scope(|scope| {
         let load = Load::start(scope, &job, 2_000, 4, order);
         let mut process = job.start(&file);
-        let moves = |what: &str| {
-            let before = job.progress(&job.name, "in");
-            support::eventually(PATIENCE, what, || job.progress(&job.name, "in") > before);
-        };
+        let moves = |what: &str| job.moves(&job.name, "in", 0, what);
         moves("the job works");
         for _ in 0..5 {
             process.signal(Signal::SIGSTOP);

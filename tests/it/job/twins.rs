@@ -31,8 +31,7 @@ fn elsewhere(job: &Job, file: &Path, host: &tempfile::TempDir) -> Process {
 }
 
 fn moved(job: &Job, what: &str) {
-    let before = job.progress(&job.name, "in");
-    support::eventually(PATIENCE, what, || job.progress(&job.name, "in") > before);
+    job.moves(&job.name, "in", 0, what);
 }
 
 /// Waits for the end of a process.

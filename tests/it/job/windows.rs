@@ -2,12 +2,11 @@
 //! and closed windows leave the state.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
 
 use semel::record::Input;
 use serde_json::Value;
 
-use super::harness::{Job, Load, PATIENCE, each_committed};
+use super::harness::{Job, Load, each_committed};
 use crate::support;
 
 const TOPOLOGY: &str = r#"
@@ -76,17 +75,9 @@ fn windows_are_right_through_kills_and_late_records_stay_late() {
     let Some(cluster) = support::broker("kill -9 of a job with windows") else { return };
     let job = Job::new(cluster, "windows-kill", 4);
     let file = job.file(TOPOLOGY);
-    let kills = std::env::var("SEMEL_KILLS").map_or(4, |n| n.parse().expect("SEMEL_KILLS is a number"));
     std::thread::scope(|scope| {
         let load = Load::start(scope, &job, 3_000, 4, order);
-        for _ in 1..=kills {
-            let (before, started) = (job.progress(&job.name, "in"), Instant::now());
-            let process = job.start(&file);
-            support::eventually(PATIENCE, "the job makes progress", || job.progress(&job.name, "in") > before);
-            let moment = Instant::now() + Duration::from_millis(u64::from(started.elapsed().subsec_nanos()) % 200);
-            support::eventually(PATIENCE, "the moment", || Instant::now() >= moment);
-            process.kill();
-        }
+        job.kill_at_moments(&file, 4, "in");
         load.stop()
     });
     job.drain(&file);
