@@ -27,7 +27,8 @@ fields.total = { sum = ".total" }
 type = "kafka"
 inputs = ["totals"]
 topic = "NAME.out"
-create = { partitions = 4 }
+# Updates have the times of their orders, years ago: the broker would delete them after a look, every five minutes.
+create = { partitions = 4, config = { "retention.ms" = "-1" } }
 "#;
 
 const BASE: u64 = 1_700_000_000_000;
