@@ -71,6 +71,13 @@ pub struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
+    /// Bytes of key, value and headers.
+    pub fn bytes_len(&self) -> usize {
+        let len = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
+        let headers = self.headers().map(|(name, value)| name.len() + len(value)).sum::<usize>();
+        len(self.key) + len(self.value) + headers
+    }
+
     /// Headers in order, repeats and nulls kept.
     pub fn headers(&self) -> impl ExactSizeIterator<Item = (&'a [u8], Option<&'a [u8]>)> + use<'a> {
         let chunk = self.chunk;

@@ -99,12 +99,11 @@ impl Probe<'_> {
         let options = ProducerOptions {
             transactional_id: None,
             transaction_timeout: Duration::from_secs(10),
+            // What is timed is the job, not this producer's patience.
+            linger: Duration::ZERO,
             queue_bytes: 16 << 20,
         };
-        // What is timed is the job, not this producer's patience.
-        let mut connection = Connection::clone(&self.topics.connection);
-        connection.properties.insert("linger.ms".to_owned(), "0".to_owned());
-        Producer::new(&connection, &options, &targets).map_err(failed)
+        Producer::new(&self.topics.connection, &options, &targets).map_err(failed)
     }
 
     /// Sends; answers from when on what is sent counts, in microseconds since the beginning.

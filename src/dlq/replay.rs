@@ -8,7 +8,7 @@ use super::letter::{Address, Letter};
 use super::{DeadLetters, Filter, PATIENCE, failed};
 use crate::chunk::{Chunk, Target, TargetId};
 use crate::error::{Disposition, Exit, Failure};
-use crate::kafka::{Admin, Connection, Error, Isolation, Producer, ProducerOptions, Reader};
+use crate::kafka::{Admin, Connection, Error, Isolation, LINGER, Producer, ProducerOptions, Reader};
 use crate::reject::header;
 use crate::topology::plan::Plan;
 
@@ -203,6 +203,7 @@ impl Out {
         let producer = ProducerOptions {
             transactional_id: Some(format!("{}.dlq-replay", plan.topology.name)),
             transaction_timeout: deadline,
+            linger: LINGER,
             queue_bytes: 2 * BATCH_BYTES as u64,
         };
         let connected = Producer::new(connection, &producer, &targets);

@@ -8,6 +8,7 @@ use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::RDKafkaApiKey as Api;
 use rdkafka::types::RDKafkaRespErr as Resp;
 
+use super::options::LINGER;
 use super::*;
 use crate::chunk::{Chunk, Target, TargetId};
 use crate::commit::metadata::TopicIds;
@@ -30,8 +31,12 @@ impl Mock {
 
     fn producer(&self) -> Producer {
         let connection = Connection::new(self.cluster.bootstrap_servers(), "mock");
-        let options =
-            ProducerOptions { transactional_id: Some("id".into()), transaction_timeout: SECONDS, queue_bytes: 1 << 20 };
+        let options = ProducerOptions {
+            transactional_id: Some("id".into()),
+            transaction_timeout: SECONDS,
+            linger: LINGER,
+            queue_bytes: 1 << 20,
+        };
         let target = Target {
             topic: "out".into(),
             partitions: 1,

@@ -25,6 +25,7 @@ mod options;
 mod producer;
 mod reader;
 mod request;
+mod round;
 mod topics;
 
 #[cfg(test)]
@@ -41,6 +42,7 @@ pub use group::{GroupHandle, GroupMetadata};
 pub use groups::{Group, Member};
 pub use message::Message;
 pub use offsets::{At, Committed, CommittedWith, Isolation};
-pub use options::{ConsumerOptions, ProducerOptions};
+pub use options::{ConsumerOptions, LINGER, ProducerOptions};
 pub use producer::Producer;
 pub use reader::{Range, Reader};
+pub use round::Round;

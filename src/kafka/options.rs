@@ -80,6 +80,9 @@ impl<'a> ConsumerOptions<'a> {
 /// What librdkafka holds for a queued message besides its bytes, roughly: the queue is bounded by count as well.
 const BYTES_A_MESSAGE: u64 = 256;
 
+/// For records that nobody waits for and nobody flushes.
+pub const LINGER: Duration = Duration::from_millis(5);
+
 /// What a producer is made with.
 #[derive(Clone, Debug)]
 pub struct ProducerOptions {
@@ -87,6 +90,8 @@ pub struct ProducerOptions {
     pub transactional_id: Option<String>,
     /// The broker aborts a transaction that is open for longer.
     pub transaction_timeout: Duration,
+    /// How long a record waits for others of its partition, if nobody flushes.
+    pub linger: Duration,
     /// Bytes of values that may wait to be acknowledged; beyond, producing answers that the queue is full.
     pub queue_bytes: u64,
 }
@@ -94,23 +99,18 @@ pub struct ProducerOptions {
 impl ProducerOptions {
     pub(super) fn settings(&self, connection: &Connection, targets: &[Target]) -> Settings {
         let mut settings = connection.settings();
-        let limits = || targets.iter().map(|t| t.max_message_bytes);
         // The client's own limit must not be the tighter one; sizes are checked against the topics before.
-        let largest = limits().max().unwrap_or(0).clamp(1_000_000, 1_000_000_000);
-        // A topic's limit counts whole batches, so a batch has to fit into the smallest.
-        let batch = limits().min().unwrap_or(1_000_000).saturating_sub(512).clamp(1, 1_000_000);
+        let largest = targets.iter().map(|t| t.max_message_bytes).max().unwrap_or(0).clamp(1_000_000, 1_000_000_000);
         // A queue smaller than one message would be full for ever.
         let queue_bytes = self.queue_bytes.max(largest as u64 + 1024);
         settings
             .default("compression.type", "lz4")
-            // Flushing overrides it: the tail of a batch does not wait. In a transaction nobody sees a record before the
-            // commit, and one request with all of a batch is sooner through than two: a partition waits for its first.
-            .default("linger.ms", if self.transactional_id.is_some() { 20 } else { 5 })
+            .default("linger.ms", millis(self.linger))
             // CONCURRENT_TRANSACTIONS and moving coordinators are asked again after this; the default is 100.
             .default("retry.backoff.ms", 2)
             .default("retry.backoff.max.ms", 500)
             .default("message.max.bytes", largest)
-            .default("batch.size", batch)
+            .default("batch.size", request_bytes(targets))
             .fixed("queue.buffering.max.kbytes", queue_bytes.div_ceil(1024).min(2_147_483_647))
             .fixed("queue.buffering.max.messages", (queue_bytes / BYTES_A_MESSAGE).clamp(1000, 10_000_000))
             .fixed("delivery.report.only.error", true)
@@ -121,6 +121,12 @@ impl ProducerOptions {
         }
         settings
     }
+}
+
+/// Of one request for a partition. A topic's limit counts whole batches, so one has to fit into the smallest.
+pub(super) fn request_bytes(targets: &[Target]) -> usize {
+    let smallest = targets.iter().map(|t| t.max_message_bytes).min().unwrap_or(1_000_000);
+    smallest.saturating_sub(512).clamp(1, 1_000_000)
 }
 
 #[cfg(test)]
@@ -143,6 +149,7 @@ mod tests {
         let options = ProducerOptions {
             transactional_id: Some("id".into()),
             transaction_timeout: Duration::from_secs(10),
+            linger: LINGER,
             queue_bytes: 4 << 20,
         };
         let targets = [target(20_000), target(8_000_000)];

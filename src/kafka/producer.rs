@@ -17,7 +17,8 @@ use super::config::{Connection, millis};
 use super::error::{Error, Operation};
 use super::group::GroupMetadata;
 use super::list::List;
-use super::options::ProducerOptions;
+use super::options::{ProducerOptions, request_bytes};
+use super::round::Round;
 use super::topics::Topics;
 use crate::chunk::{Output, Target};
 use crate::commit::metadata::TopicIds;
@@ -33,7 +34,7 @@ pub struct Producer {
     client: Arc<Client>,
     shared: Arc<Shared>,
     server: Option<JoinHandle<()>>,
-    names: Vec<Arc<str>>,
+    targets: Vec<Target>,
     transactional_id: Option<String>,
     transaction_timeout: Duration,
     caller: Caller,
@@ -66,7 +67,7 @@ impl Producer {
             client,
             shared,
             server: Some(server),
-            names: targets.iter().map(|t| t.topic.clone()).collect(),
+            targets: targets.to_vec(),
             transactional_id: options.transactional_id.clone(),
             transaction_timeout: options.transaction_timeout,
         })
@@ -134,10 +135,15 @@ impl Producer {
                 Ok(())
             }
             Err(error) => {
-                let topic = self.names[output.target.0 as usize].clone();
+                let topic = self.targets[output.target.0 as usize].topic.clone();
                 Err(self.client.explain(error).at(topic, Some(output.partition)))
             }
         }
+    }
+
+    /// To count what it is handed between two flushes.
+    pub fn round(&self) -> Round {
+        Round::new(request_bytes(&self.targets), &self.targets)
     }
 
     /// Waits until every queued record is acknowledged or has failed; `linger.ms` is suspended meanwhile. A time-out

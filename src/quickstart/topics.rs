@@ -10,7 +10,7 @@ use super::compare::DeadLetter;
 use crate::chunk::{Chunk, TargetId};
 use crate::error::{Exit, Failure};
 use crate::kafka::{
-    Admin, At, Connection, Consumer, ConsumerOptions, Error, Isolation, Polled, Producer, ProducerOptions,
+    Admin, At, Connection, Consumer, ConsumerOptions, Error, Isolation, LINGER, Polled, Producer, ProducerOptions,
 };
 use crate::record::{Input, Position, TopicPartition};
 
@@ -104,6 +104,7 @@ impl Topics {
         let options = ProducerOptions {
             transactional_id: None,
             transaction_timeout: Duration::from_secs(10),
+            linger: LINGER,
             queue_bytes: QUEUE_BYTES,
         };
         let producer = Producer::new(&self.connection, &options, &[info.target(topic)]).map_err(failed)?;

@@ -12,7 +12,7 @@ use crate::commit::protocol::{Await, Effect, Event, Protocol, Work};
 use crate::commit::{Epoch, Side};
 use crate::crash::{self, Point};
 use crate::error::{Disposition, Exit, Failure};
-use crate::kafka::{Connection, Error, GroupHandle, Producer, ProducerOptions};
+use crate::kafka::{Connection, Error, GroupHandle, Producer, ProducerOptions, Round};
 use crate::observe::status::StageStatus;
 use crate::runtime::link::{CommitterEnd, ToCommitter, ToWorker};
 use crate::topology::spec::Guarantee;
@@ -20,8 +20,10 @@ use crate::topology::spec::Guarantee;
 /// Blocking calls return after this long at most, so that a deadline is seen.
 const SLICE: Duration = Duration::from_secs(1);
 const REBUILD_PAUSE_MAX: Duration = Duration::from_secs(30);
-/// How long outputs that follow their positions wait for more before they are flushed.
+/// How long outputs of which readers know at once, without a transaction, wait for more before they are flushed.
 const FOLLOW_UP: Duration = Duration::from_millis(5);
+/// The committer flushes; a record waits for long only in a transaction that is open for long.
+const LINGER: Duration = Duration::from_secs(1);
 /// Of what is under way when the job ends.
 const LAST_FLUSH: Duration = Duration::from_secs(5);
 /// A broker that answers nothing for this long at start is reported with the usual causes.
@@ -54,6 +56,7 @@ impl CommitterOptions {
         let options = ProducerOptions {
             transactional_id: transactional.then(|| transactional_id(&self.identity, side)),
             transaction_timeout: self.transaction_timeout,
+            linger: LINGER,
             queue_bytes: self.queue_bytes,
         };
         Producer::new(&self.connection, &options, &self.targets)
@@ -118,6 +121,9 @@ pub struct Committer {
     outputs: Chunk,
     /// Outputs of the held chunk that are produced already: a full queue resumes here.
     produced: usize,
+    /// What was produced since the last flush, and when its first was.
+    round: Round,
+    round_began: Instant,
     /// Outputs under at-most-once that were taken and are not known to be delivered.
     taken: u64,
     sealed: Option<(Sealed, Instant)>,
@@ -134,6 +140,8 @@ impl Committer {
     ) -> Result<Committer, Failure> {
         let producers = options.producers(INIT_TIMEOUT).map_err(|e| start_failure(&options, &e))?;
         Ok(Committer {
+            round: producers[0].round(),
+            round_began: Instant::now(),
             protocol: Protocol::new(options.transaction_timeout.as_millis() as u64),
             options,
             producers,
@@ -188,6 +196,7 @@ impl Committer {
                 self.recycle();
                 self.sealed = None;
                 self.status.aborts.add(1);
+                self.round.clear();
                 self.answer(|c| if c.transactional() { c.producer(side).abort(SLICE) } else { c.forget(side) })
             }
             Effect::Rebuild { first } => self.rebuild(first),
@@ -220,15 +229,18 @@ impl Committer {
     }
 
     fn receive(&mut self) -> Work {
-        // Nobody may come for long: what follows its positions is not left under way meanwhile.
         let work = loop {
-            if self.taken == 0 {
+            if self.transactional() || (self.round.is_empty() && self.taken == 0) {
                 break self.link.work.recv().ok();
             }
-            match self.link.work.recv_timeout(FOLLOW_UP) {
-                Err(RecvTimeoutError::Timeout) => drop(self.flush(Side::A)),
-                work => break work.ok(),
+            let due = self.round_began + FOLLOW_UP;
+            if due > Instant::now() {
+                match self.link.work.recv_deadline(due) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    work => break work.ok(),
+                }
             }
+            self.follow_up();
         };
         match work {
             Some(ToCommitter::Outputs { epoch, chunk }) => {
@@ -290,18 +302,31 @@ impl Committer {
 
     fn enqueue(&mut self, side: Side) -> Result<(), Error> {
         let deadline = Instant::now() + SLICE;
+        if self.round.is_empty() {
+            self.round_began = Instant::now();
+        }
         let mut produced = self.produced;
         let mut result = Ok(());
         'outputs: for output in self.outputs.iter().skip(produced) {
-            while let Err(error) = self.producer(side).produce(&output) {
-                if !error.is_queue_full() && self.may_lose(&error, 1) {
-                    break;
+            let mut full = !self.round.takes(&output);
+            loop {
+                if full {
+                    if let Err(error) = self.producer(side).flush(SLICE) {
+                        result = Err(error);
+                        break 'outputs;
+                    }
+                    self.round.clear();
+                    self.round.takes(&output);
+                    self.round_began = Instant::now();
                 }
-                if !error.is_queue_full() || Instant::now() >= deadline {
-                    result = Err(error);
-                    break 'outputs;
+                match self.producer(side).produce(&output) {
+                    Err(error) if error.is_queue_full() && Instant::now() < deadline => full = true,
+                    Err(error) if error.is_queue_full() || !self.may_lose(&error, 1) => {
+                        result = Err(error);
+                        break 'outputs;
+                    }
+                    _ => break,
                 }
-                std::thread::sleep(Duration::from_millis(1));
             }
             produced += 1;
         }
@@ -330,6 +355,8 @@ impl Committer {
         if let Err(error) = producer.flush(SLICE) {
             return self.failed(error);
         }
+        self.round.clear();
+        let producer = self.producer(side);
         // A record that was not delivered makes the commit of a transaction fail, with a code that says less than the
         // delivery's own; without a transaction nothing else would tell.
         match producer.fatal().map(|error| (error, 1)).or_else(|| producer.count_failed_deliveries()) {
@@ -339,6 +366,17 @@ impl Committer {
                 Event::Done
             }
         }
+    }
+
+    /// Sends what waits before its batch ends: no transaction hides it. A failure is told to the batch's own flush.
+    fn follow_up(&mut self) {
+        if self.taken > 0 {
+            let _ = self.flush(Side::A);
+        } else if self.producer(Side::A).flush(SLICE).is_ok() {
+            self.round.clear();
+        }
+        // What comes meanwhile is received, however long the broker is away.
+        self.round_began = Instant::now();
     }
 
     /// Every output that was taken so far is delivered or counted as lost.
@@ -449,6 +487,7 @@ impl Committer {
         self.lose(unacknowledged as u64, &"the producer is made anew");
         // Dropping a producer whose transaction is open leaves it to the next init on its id.
         self.producers.clear();
+        self.round.clear();
         match self.options.producers(REBUILD_PAUSE_MAX) {
             Ok(producers) => {
                 self.producers = producers;

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::chunk::{Chunk, TargetId};
 use crate::error::Failure;
-use crate::kafka::{Admin, Connection, Error, Isolation, Producer, ProducerOptions, Reader};
+use crate::kafka::{Admin, Connection, Error, Isolation, LINGER, Producer, ProducerOptions, Reader};
 use crate::record::{Input, TopicPartition};
 use crate::runtime::preflight::asked;
 use crate::topology::plan::{CHANGELOG, Plan};
@@ -143,7 +143,12 @@ impl JobTopic {
         let name = plan.topology.job_topic();
         let failed = |e: Error| asked(&e, &format!("cannot use the topic {name:?}, in which a job remembers itself"));
         let info = admin.internal_topic(&name, 1, &[("cleanup.policy", "compact".to_owned())]).map_err(failed)?;
-        let options = ProducerOptions { transactional_id: None, transaction_timeout: PATIENCE, queue_bytes: 1 << 20 };
+        let options = ProducerOptions {
+            transactional_id: None,
+            transaction_timeout: PATIENCE,
+            linger: LINGER,
+            queue_bytes: 1 << 20,
+        };
         let producer = Producer::new(connection, &options, &[info.target(name.as_str())]).map_err(failed)?;
         Ok(JobTopic { name, connection: connection.clone(), admin: Arc::clone(admin), producer })
     }

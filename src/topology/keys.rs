@@ -89,7 +89,7 @@ pub const TOP: Section = Section {
             "seals a transaction earlier, after this many records; 1 is a transaction a record",
         ),
         key("workers", "1 to 256", "1", "threads of this process, each with its own consumer and transactions"),
-        key("memory", "a size from 1MiB", "\"24MiB\"", "bytes that a worker's queues may hold"),
+        key("memory", "a size from 1MiB", "\"12MiB\"", "bytes that a worker's queues may hold"),
         key(
             "shutdown_timeout",
             "a duration",

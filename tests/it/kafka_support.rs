@@ -4,7 +4,9 @@
 use std::time::{Duration, Instant};
 
 use semel::chunk::{Chunk, Target, TargetId};
-use semel::kafka::{Admin, At, Connection, Consumer, ConsumerOptions, Isolation, Polled, Producer, ProducerOptions};
+use semel::kafka::{
+    Admin, At, Connection, Consumer, ConsumerOptions, Isolation, LINGER, Polled, Producer, ProducerOptions,
+};
 use semel::record::{Position, TopicPartition};
 
 use crate::support::{self, unique};
@@ -76,6 +78,7 @@ pub fn options(transactional_id: Option<&str>) -> ProducerOptions {
     ProducerOptions {
         transactional_id: transactional_id.map(str::to_owned),
         transaction_timeout: Duration::from_secs(10),
+        linger: LINGER,
         queue_bytes: 1 << 20,
     }
 }

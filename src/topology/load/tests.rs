@@ -170,7 +170,7 @@ fn defaults_are_those_of_the_reference() {
     );
     assert_eq!((t.guarantee, t.on_error), (Guarantee::ExactlyOnce, OnError::Reject));
     assert_eq!(t.commit_interval, Duration::from_millis(100));
-    assert_eq!((t.batch_records, t.workers, t.memory), (None, 1, 24 << 20));
+    assert_eq!((t.batch_records, t.workers, t.memory), (None, 1, 12 << 20));
     assert_eq!(t.shutdown_timeout, Duration::from_secs(30));
     assert_eq!((t.transaction_timeout, t.session_timeout), (Duration::from_secs(10), Duration::from_secs(15)));
     assert_eq!((t.instance, t.state_dir), (None, None));

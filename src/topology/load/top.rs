@@ -45,7 +45,7 @@ pub fn settings(cx: &mut Cx<'_>, top: &Table<'_>) -> Settings {
         commit_interval: cx.duration(top, "commit_interval", MS).unwrap_or(Duration::from_millis(100)),
         batch_records: batch_records.and_then(|records| NonZeroU64::new(records as u64)),
         workers: cx.integer(top, "workers", 1..=256).unwrap_or(1) as u32,
-        memory: cx.size(top, "memory", 1 << 20).unwrap_or(24 << 20),
+        memory: cx.size(top, "memory", 1 << 20).unwrap_or(12 << 20),
         shutdown_timeout: cx.duration(top, "shutdown_timeout", MS).unwrap_or(Duration::from_secs(30)),
         transaction_timeout: cx
             .duration(top, "transaction_timeout", Duration::from_secs(1))

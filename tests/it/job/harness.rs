@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use semel::chunk::{Chunk, TargetId};
 use semel::cluster::Cluster;
-use semel::kafka::{Admin, At, Connection, Isolation, Producer, ProducerOptions, Reader};
+use semel::kafka::{Admin, At, Connection, Isolation, LINGER, Producer, ProducerOptions, Reader};
 use semel::record::{Input, TopicPartition};
 use tempfile::TempDir;
 
@@ -332,7 +332,12 @@ pub struct Feed {
 impl Feed {
     pub fn new(job: &Job, topic: &str) -> Feed {
         let info = job.admin.topic(topic).unwrap().unwrap_or_else(|| panic!("no topic {topic}"));
-        let options = ProducerOptions { transactional_id: None, transaction_timeout: PATIENCE, queue_bytes: 32 << 20 };
+        let options = ProducerOptions {
+            transactional_id: None,
+            transaction_timeout: PATIENCE,
+            linger: LINGER,
+            queue_bytes: 32 << 20,
+        };
         let connection = Connection::new(job.brokers.clone(), "semel-tests-feed");
         Feed { producer: Producer::new(&connection, &options, &[info.target(topic)]).unwrap(), chunk: Chunk::default() }
     }
