@@ -142,6 +142,15 @@ impl Progress {
         self.in_flight.len()
     }
 
+    /// Where the partitions stand that something is open or sealed of.
+    pub fn uncommitted(&self) -> Vec<(TopicPartition, Position)> {
+        let sealed = |partition: &TopicPartition| {
+            self.in_flight.iter().flat_map(|sealed| &sealed.positions).any(|(other, _)| other == partition)
+        };
+        let open = self.ids.iter().filter(|(partition, id)| self.slots[**id].touched || sealed(partition));
+        open.map(|(partition, id)| (partition.clone(), self.slots[*id].next)).collect()
+    }
+
     /// Gives up the open batch and all sealed ones; answers the epoch that died. Positions are wrong from here until
     /// each partition was assigned again.
     pub fn abandon(&mut self) -> Epoch {
@@ -202,6 +211,25 @@ mod tests {
         let second = progress.seal().unwrap();
         assert_eq!((second.batch, second.epoch), (BatchId(1), Epoch(1)));
         assert_eq!(progress.committed(second.batch), Some(second));
+    }
+
+    #[test]
+    fn what_is_not_committed_is_open_or_sealed() {
+        let mut progress = Progress::default();
+        (0..4).for_each(|partition| progress.assign(tp(partition), Position(5), false));
+        let process = |progress: &mut Progress, partition, offset| {
+            let slot = progress.slot("in", partition).unwrap();
+            progress.processed(slot, Offset(offset));
+        };
+        process(&mut progress, 3, 5);
+        let batch = progress.seal().unwrap().batch;
+        progress.committed(batch);
+        process(&mut progress, 0, 5);
+        process(&mut progress, 1, 5);
+        progress.seal();
+        process(&mut progress, 1, 6);
+        process(&mut progress, 2, 9);
+        assert_eq!(progress.uncommitted(), [(tp(0), Position(6)), (tp(1), Position(7)), (tp(2), Position(10))]);
     }
 
     #[test]
