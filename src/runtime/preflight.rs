@@ -214,6 +214,14 @@ fn changelog(
     Ok((changelog.clone(), info))
 }
 
+/// The changelogs of a stage that are there, with their ids. Blocks.
+pub fn changelogs(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<BTreeMap<String, Uuid>, Failure> {
+    let names: Vec<String> = plan.stores(stage).into_iter().map(|store| store.changelog).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let there = admin.shapes(&names).map_err(|e| asked(&e, "cannot look at the changelogs"))?;
+    Ok(there.into_iter().map(|(topic, (id, _))| (topic, id)).collect())
+}
+
 /// The setting that names a topic.
 fn setting_of(topology: &Topology, topic: &str) -> Vec<String> {
     let path = |node: &Node| match &node.kind {
