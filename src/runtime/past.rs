@@ -45,6 +45,25 @@ pub fn copied(partition: &TopicPartition, group: &str, file: &str) -> String {
     )
 }
 
+/// The position of a partition is not the one that its state belongs to.
+pub fn set_outside(
+    partition: &TopicPartition,
+    position: Position,
+    committed: Option<u64>,
+    state: u64,
+    group: &str,
+    file: &str,
+) -> String {
+    let of = match committed {
+        Some(revision) => format!("is of revision {revision} of the state"),
+        None => "was set by somebody else".to_owned(),
+    };
+    format!(
+        "the position {position} of {partition} in group {group} {of}, and the state is at revision {state}: records would \
+         count again or not at all. Nothing was read; semel reset {file} clears the state and sets positions together with it"
+    )
+}
+
 /// Kafka and the database kept positions in turn, and do not say the same.
 pub fn disagree(partition: &TopicPartition, group: &str, kafka: Position, database: Position, file: &str) -> String {
     format!(

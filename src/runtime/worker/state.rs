@@ -118,6 +118,12 @@ impl State {
         let partitions: Vec<TopicPartition> = found.known.iter().map(|(partition, ..)| partition.clone()).collect();
         let unready = self.task.prepare(&partitions)?;
         found.known.retain(|(partition, ..)| !unready.contains(partition));
+        for (partition, position, _) in &found.known {
+            if let Some(state) = self.task.revision(partition).filter(|revision| *revision > 0) {
+                let committed = found.revisions.get(partition).copied().flatten();
+                self.positions.is_of_state(partition, *position, committed, state, self.options.guarantee)?;
+            }
+        }
         self.preparing.extend(unready.iter().cloned());
         Ok(unready)
     }
@@ -233,6 +239,10 @@ impl State {
             self.phase = Phase::Sealing;
             return Ok(false);
         }
+        if !self.positions_first() {
+            let progress = &mut self.progress;
+            self.task.revise(&mut self.chunk, &mut |partition| progress.touch(partition));
+        }
         self.hand_over();
         self.opened = None;
         self.seal();
@@ -244,7 +254,10 @@ impl State {
         if self.positions_first() {
             self.owe();
         }
-        if let Some(sealed) = self.progress.seal() {
+        if let Some(mut sealed) = self.progress.seal() {
+            let revision =
+                |(partition, _): &(TopicPartition, Position)| Some((partition.clone(), self.task.revision(partition)?));
+            sealed.revisions = sealed.positions.iter().filter_map(revision).collect();
             self.task.sealed(sealed.batch);
             let _ = self.link.work.send(ToCommitter::Seal { sealed, at: Instant::now() });
         }

@@ -1,0 +1,89 @@
+//! State and what belongs to it: positions that somebody else set, files and topics that somebody else changed.
+
+use semel::commit::metadata::TopicIds;
+use semel::kafka::{Connection, Consumer, ConsumerOptions};
+use semel::record::{Position, TopicPartition};
+
+use super::harness::{Job, PATIENCE};
+use crate::support;
+
+const TOPOLOGY: &str = r#"
+name = "NAME"
+session_timeout = "6s"
+transaction_timeout = "3s"
+[kafka]
+[sources.orders]
+type = "kafka"
+topics = ["NAME.in"]
+[transforms.totals]
+type = "aggregate"
+inputs = ["orders"]
+fields.orders = "count"
+[sinks.out]
+type = "kafka"
+inputs = ["totals"]
+topic = "NAME.out"
+create = { partitions = 2 }
+"#;
+
+fn order(i: u64) -> (String, String) {
+    (format!("c{}", i % 10), format!(r#"{{"id":"e{i}"}}"#))
+}
+
+/// Sets positions as any tool may, once nobody is in the group.
+fn set(job: &Job, ids: &TopicIds, positions: &[(TopicPartition, Position)]) {
+    let connection = Connection::new(&job.brokers, "somebody-else");
+    let consumer = Consumer::new(&connection, &ConsumerOptions::new(&job.name)).unwrap();
+    let set = || consumer.commit(positions, ids, PATIENCE).is_ok();
+    support::eventually(PATIENCE, "positions are set", set);
+}
+
+#[test]
+fn positions_that_somebody_else_set_are_not_those_of_the_state() {
+    let Some(cluster) = support::broker("positions set from outside") else { return };
+    for guarantee in ["exactly-once", "at-least-once"] {
+        let job = Job::new(cluster, "state-outside", 2);
+        let file = job.file(&TOPOLOGY.replace("[kafka]\n", &format!("guarantee = \"{guarantee}\"\n[kafka]\n")));
+        // Where there is no state yet any position is as good.
+        job.produce_keyed("in", 2, (0..100).map(|i| (order(i).0, "null".to_owned())));
+        let partitions = job.partitions("in");
+        let ends: Vec<i64> = job.ends("in", semel::kafka::Isolation::ReadUncommitted);
+        let at = |positions: &[i64]| -> Vec<(TopicPartition, Position)> {
+            partitions.iter().cloned().zip(positions.iter().map(|at| Position(*at))).collect()
+        };
+        set(&job, &TopicIds::default(), &at(&ends));
+        job.produce_keyed("in", 2, (0..100).map(order));
+        job.drain(&file);
+        let out = job.read("out").len();
+        assert_eq!(out, 100);
+        let committed: Vec<i64> = job.positions(&job.name, "in").into_iter().map(Option::unwrap).collect();
+
+        let refused = |what: &str| {
+            let output = job.run_drain(&file);
+            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(5), "{guarantee}: {errors}");
+            assert!(errors.contains(what) && errors.contains("semel reset"), "{guarantee}: {errors}");
+            assert_eq!(job.read("out").len(), out, "nothing was processed");
+        };
+        set(&job, &TopicIds::default(), &at(&ends));
+        job.produce_keyed("in", 2, (100..101).map(order));
+        refused("was set by somebody else");
+        if guarantee == "exactly-once" {
+            // With what semel writes beside positions, but of an earlier state; then as it was.
+            let ids = TopicIds::default();
+            ids.set(&job.topic("in"), job.admin.topic(&job.topic("in")).unwrap().unwrap().id);
+            set(&job, &ids, &at(&committed));
+            refused("is of revision 0 of the state");
+            let revisions = |revision| partitions.iter().map(|p| (p.clone(), revision)).collect::<Vec<_>>();
+            set(&job, &ids.with(&revisions(7_000)), &at(&committed));
+            refused("is of revision 7000 of the state");
+        }
+        let args = ["reset", file.to_str().unwrap(), "--to", "latest", "--yes"];
+        support::eventually(PATIENCE, "nobody is in the group", || job.semel(&args).output().unwrap().status.success());
+        job.produce_keyed("in", 2, (101..111).map(order));
+        job.drain(&file);
+        let updates = job.read("out");
+        assert_eq!(updates.len(), out + 10);
+        assert_eq!(updates.iter().filter(|update| update.text().contains("\"orders\":1}")).count(), 20);
+    }
+}
