@@ -178,6 +178,13 @@ impl JobTopic {
         let name = plan.topology.job_topic();
         let failed = |e: Error| asked(&e, &format!("cannot use the topic {name:?}, in which a job remembers itself"));
         let info = admin.internal_topic(&name, 1, &[("cleanup.policy", "compact".to_owned())]).map_err(failed)?;
+        if info.cleanup_policy.trim() != "compact" {
+            return Err(Failure::refused(format!(
+                "topic {name:?}, in which a job remembers itself, forgets by age or size (cleanup.policy = {}): set \
+                 cleanup.policy = compact",
+                info.cleanup_policy
+            )));
+        }
         let options = ProducerOptions { transactional_id: None, transaction_timeout: PATIENCE, queue_bytes: 1 << 20 };
         let producer = Producer::new(connection, &options, &[info.target(name.as_str())]).map_err(failed)?;
         Ok(JobTopic { name, connection: connection.clone(), admin: Arc::clone(admin), producer })

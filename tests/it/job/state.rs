@@ -87,3 +87,39 @@ fn positions_that_somebody_else_set_are_not_those_of_the_state() {
         assert_eq!(updates.iter().filter(|update| update.text().contains("\"orders\":1}")).count(), 20);
     }
 }
+
+/// Topics that somebody made before the job did, by the broker's defaults or worse.
+#[test]
+fn a_topic_of_the_jobs_own_that_would_lose_records_is_refused() {
+    let Some(cluster) = support::broker("topics of the job's own with other settings") else { return };
+    let job = Job::new(cluster, "state-topics", 2);
+    let file = job.file(&TOPOLOGY.replace("fields.orders", "group_by = \".id\"\nfields.orders"));
+    job.produce_keyed("in", 2, (0..20).map(order));
+    let lossy = [
+        ("totals.repartition", "cleanup.policy", "compact"),
+        ("totals.repartition", "retention.ms", "1000"),
+        ("totals.repartition", "retention.bytes", "1000"),
+        ("NAME.retry", "retention.ms", "604800000"),
+        ("job", "cleanup.policy", "delete"),
+    ];
+    for (topic, setting, value) in lossy {
+        let topic = job.topic(&topic.replace("NAME", &job.name));
+        let fine =
+            if topic.ends_with(".job") { [("cleanup.policy", "compact"); 2] } else { [("retention.ms", "-1"); 2] };
+        let config = fine.into_iter().chain([(setting, value)]);
+        let config = config.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        job.admin.create_topic(&topic, 2, 1, &config).unwrap();
+        let output = job.run_drain(&file);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.contains(&format!("{topic:?}")) && errors.contains(&format!("{setting} = {value}")), "{errors}");
+        if !topic.ends_with(".job") {
+            let check = job.semel(&["check", file.to_str().unwrap(), "--online"]).output().unwrap();
+            let findings = String::from_utf8_lossy(&check.stdout).into_owned();
+            assert!(findings.contains("error[broker]") && findings.contains(setting), "{findings}");
+        }
+        job.admin.delete_topics(&[&topic]).unwrap();
+    }
+    job.drain(&file);
+    assert_eq!(job.read("out").len(), 20);
+}
