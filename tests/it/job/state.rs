@@ -1,10 +1,13 @@
 //! State and what belongs to it: positions that somebody else set, files and topics that somebody else changed.
 
+use std::process::Command;
+
 use semel::commit::metadata::TopicIds;
 use semel::kafka::{Connection, Consumer, ConsumerOptions};
 use semel::record::{Position, TopicPartition};
 
 use super::harness::{Job, PATIENCE};
+use super::records::random_text;
 use crate::support;
 
 const TOPOLOGY: &str = r#"
@@ -122,4 +125,37 @@ fn a_topic_of_the_jobs_own_that_would_lose_records_is_refused() {
     }
     job.drain(&file);
     assert_eq!(job.read("out").len(), 20);
+}
+
+/// The disk takes no more: what is open is not committed, and a start on a disk that works goes on from there.
+#[test]
+fn a_disk_that_fails_stops_the_job_and_says_where() {
+    let Some(cluster) = support::broker("a disk that fails") else { return };
+    let job = Job::new(cluster, "state-disk", 1);
+    let file = job.file(&TOPOLOGY.replace("\"count\"\n", "\"count\"\nfields.last = { last = \".text\" }\n"));
+    let large = |i: u64| (format!("c{}", i % 250), format!(r#"{{"text":"{}"}}"#, random_text(20_000)));
+    job.produce_keyed("in", 1, (0..10).map(large));
+    job.drain(&file);
+    job.produce_keyed("in", 1, (10..500).map(large));
+    // Files end at 3 MiB, as on a disk that is full.
+    let limited = "trap '' XFSZ; ulimit -f 6144; exec \"$0\" \"$@\"";
+    let run = job.semel(&["run", file.to_str().unwrap(), "--drain", "--quiet", "--json"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", limited]).arg(run.get_program()).args(run.get_args());
+    shell.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = shell.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(5), "{errors}");
+    let folder = job.path().with_file_name("state");
+    assert!(errors.contains("File too large") && errors.contains(&folder.display().to_string()), "{errors}");
+    assert!(!errors.contains("panicked"), "{errors}");
+    job.drain(&file);
+    let out = job.read("out");
+    let counts = out.iter().map(|update| {
+        let update: serde_json::Value = serde_json::from_str(update.text()).unwrap();
+        (update["key"].as_str().unwrap().to_owned(), update["orders"].as_u64().unwrap())
+    });
+    let counts: std::collections::BTreeSet<_> = counts.collect();
+    assert_eq!((counts.len(), out.len()), (500, 500), "every update once");
+    assert_eq!(counts.iter().filter(|(_, orders)| *orders == 2).count(), 250);
 }
