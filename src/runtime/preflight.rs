@@ -11,7 +11,7 @@ use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Error, Isolation, TopicInfo};
 use crate::record::TopicPartition;
 use crate::topology::plan::{Plan, PlannedStore, Stage, StageKind};
-use crate::topology::spec::{CreateTopic, Guarantee, Node, NodeKind, Source, Start, Topology};
+use crate::topology::spec::{CreateTopic, Guarantee, Node, NodeId, NodeKind, Source, Start, Topology};
 use crate::topology::{REPLAY_WINDOW, duration_text};
 
 /// A dead letter is its record plus what was wrong.
@@ -390,8 +390,8 @@ fn kept_by_time(info: &TopicInfo) -> Option<Duration> {
     u64::try_from(info.retention_ms).ok().filter(|_| deletes).map(Duration::from_millis)
 }
 
-/// Topics of a stage's sinks that delete a record by its time while the topics that it reads still hold it: sink and
-/// what is wrong. Blocks.
+/// Topics of a stage's sinks that delete a record by its time while the topics that it reads still hold it, or that delete
+/// what aggregates tell of events by the times of these: sink and what is wrong. Blocks.
 pub fn retention_problems(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<Vec<(String, String)>, Failure> {
     let written = written_topics(&plan.topology, stage);
     let own = plan.repartitions(stage);
@@ -404,8 +404,19 @@ pub fn retention_problems(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<V
     let Some((longest, topic)) = read.max_by_key(|(kept, _)| kept.unwrap_or(Duration::MAX)) else {
         return Ok(Vec::new());
     };
+    let topology = &plan.topology;
     let short = written.into_iter().filter_map(|(sink, output, _)| {
         let kept = kept_by_time(infos.get(output)?)?;
+        let id = NodeId(topology.nodes.iter().position(|node| node.name == sink)?);
+        if topology.is_folded(id) && topology.sources_of(id).any(|source| source.event_time.is_some()) {
+            let message = format!(
+                "topic {output:?} keeps a record for {} after its own time, and updates have the event times of their \
+                 records: those of older events are deleted soon after they are written; raise its retention.ms, or \
+                 set cleanup.policy = compact",
+                duration_text(kept)
+            );
+            return Some((sink.to_owned(), message));
+        }
         (longest.is_none_or(|longest| kept < longest)).then(|| {
             let longest = longest.map_or("for ever".to_owned(), duration_text);
             let message = format!(

@@ -221,6 +221,12 @@ impl Topology {
         sources.into_iter()
     }
 
+    /// Whether what comes to a node tells of several records.
+    pub fn is_folded(&self, id: NodeId) -> bool {
+        let aggregate = |id: NodeId| matches!(self.nodes[id.0].kind, NodeKind::Aggregate(_));
+        self.nodes[id.0].inputs.iter().any(|port| aggregate(port.node) || self.is_folded(port.node))
+    }
+
     /// The topic in which a job remembers itself: `<name>.job`.
     pub fn job_topic(&self) -> String {
         format!("{}.job", self.name)
