@@ -44,9 +44,12 @@ impl EventId {
     }
 
     /// The id of an update of a stateful operator: the same on every attempt, since the revision of a key is kept with its
-    /// state. `time_ms` is the declared time of the event that caused it.
-    pub fn of_state(store: &str, key: &[u8], revision: u64, time_ms: Option<i64>) -> EventId {
-        EventId(shaped(hash("state", &[store.as_bytes(), key, &revision.to_be_bytes()]), time_ms))
+    /// state. `cause` is the event that caused it: state that begins anew at another record counts its revisions from 1 again.
+    /// `time_ms` is the event's declared time.
+    pub fn of_state(store: &str, key: &[u8], revision: u64, cause: Identity, time_ms: Option<i64>) -> EventId {
+        let cause = cause.id().unwrap_or(EventId(Uuid::nil()));
+        let parts = [store.as_bytes(), key, &revision.to_be_bytes(), cause.0.as_bytes()];
+        EventId(shaped(hash("state", &parts), time_ms))
     }
 
     /// The id of an output: see [`Deriver`].
@@ -215,8 +218,8 @@ mod tests {
         let declared = EventId::declared("orders", "order-3", None);
         let coordinates = EventId::at(Uuid::from_u128(7), 3, Offset(42));
         let text = |id: EventId| id.to_string();
-        let update = EventId::of_state("shop.revenue", b"\x01c1", 3, None);
-        assert_eq!(text(update), "b39c7c43-78a1-86b1-a885-5a0bdbef5cbd");
+        let update = EventId::of_state("shop.revenue", b"\x01c1", 3, Identity::Known(declared), None);
+        assert_eq!(text(update), "75ea6403-2ab3-8be1-a8ba-b3a91135a9a8");
         assert_eq!(text(declared), "8773c46e-1ed8-8984-bbd0-65dfff2ca466");
         assert_eq!(
             text(EventId::declared("orders", "order-3", Some(1_700_000_000_000))),

@@ -3,16 +3,19 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::file::{self, File};
 use super::output;
 use crate::error::{Exit, Failure};
-use crate::runtime::{app, preflight};
+use crate::runtime::{app, job_topic, past, preflight};
 use crate::sink::postgres;
 use crate::topology::finding::{Finding, Findings, Severity, code};
 use crate::topology::plan::{Plan, Stage, StageKind};
 use crate::topology::spec::Topology;
 use crate::topology::{self, report};
+
+const ANSWER: Duration = Duration::from_secs(10);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -84,13 +87,18 @@ fn online(topology: &Topology, text: &str) -> Result<Vec<Finding>, Failure> {
         return Ok(found.finish());
     }
     let plan = Plan::new(Arc::new(topology.clone()));
-    let (_, admin) = app::connect(topology)?;
+    let (connection, admin) = app::connect(topology)?;
+    let memory = job_topic::read(&topology.job_topic(), &connection, &admin, ANSWER)?;
     let stages: Vec<&Stage> = plan.stages.iter().collect();
     for problem in preflight::problems(&plan, &stages, &admin)? {
         let path: Vec<&str> = problem.setting.iter().map(String::as_str).collect();
         found.error(code::BROKER, topology::locate(text, &path), problem.message);
     }
     for stage in &plan.stages {
+        for problem in past::state(&plan, stage, &preflight::changelogs(&plan, stage, &admin)?, &memory) {
+            let path: Vec<&str> = problem.setting.iter().map(String::as_str).collect();
+            found.error(code::STATE, topology::locate(text, &path), problem.message);
+        }
         for (sink, problem) in preflight::retention_problems(&plan, stage, &admin)? {
             found.warning(code::RETENTION, topology::locate(text, &["sinks", &sink, "topic"]), problem);
         }

@@ -1,4 +1,5 @@
-//! What is committed beside a position: of which topic it is, since a name can be given to another one.
+//! What is committed beside a position: of which topic it is, since a name can be given to another one, and which revision of
+//! the partition's state belongs to it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,15 +8,19 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use uuid::Uuid;
 
+use crate::record::TopicPartition;
+
 /// The format byte.
 const FORMAT: char = '1';
 /// Characters of a topic id.
 const ID: usize = 22;
 /// Follows the id where the position is a copy of one that the sink keeps.
 const COPY: char = 'c';
+/// Follows the id where the partition has state: its revision in decimals.
+const REVISION: char = 'r';
 
 /// The metadata of a position for the topic with this id: a format byte and the id as Kafka's tools write it. What a
-/// later format adds follows these (a task's stream time, its state revision).
+/// later format adds follows these.
 pub fn position_metadata(topic_id: Uuid) -> String {
     format!("{FORMAT}{}", topic_id_text(topic_id))
 }
@@ -25,6 +30,13 @@ pub fn topic_id_of(metadata: &[u8]) -> Option<Uuid> {
     let text = std::str::from_utf8(metadata).ok()?;
     let id = URL_SAFE_NO_PAD.decode(text.strip_prefix(FORMAT)?.get(..ID)?).ok()?;
     Uuid::from_slice(&id).ok()
+}
+
+/// Which revision of the state the position belongs to, 0 where it has none; `None` of what semel did not write.
+pub fn revision_of(metadata: &[u8]) -> Option<u64> {
+    topic_id_of(metadata)?;
+    let rest = std::str::from_utf8(&metadata[FORMAT.len_utf8() + ID..]).ok()?;
+    Some(rest.strip_prefix(REVISION).and_then(|revision| revision.parse().ok()).unwrap_or(0))
 }
 
 /// Whether the position is a copy of one that the sink keeps.
@@ -44,12 +56,19 @@ pub struct TopicIds {
     ids: Arc<Mutex<BTreeMap<String, Uuid>>>,
     /// The sink keeps the positions, the group gets copies.
     copies: bool,
+    /// Of the partitions' state, as it is with these positions.
+    revisions: BTreeMap<TopicPartition, u64>,
 }
 
 impl TopicIds {
     /// Beside positions that are copies of what the sink keeps.
     pub fn of_copies() -> TopicIds {
         TopicIds { copies: true, ..TopicIds::default() }
+    }
+
+    /// Beside positions that belong to these revisions of the partitions' state.
+    pub fn with(&self, revisions: &[(TopicPartition, u64)]) -> TopicIds {
+        TopicIds { revisions: revisions.iter().cloned().collect(), ..self.clone() }
     }
 
     pub fn set(&self, topic: &str, id: Uuid) {
@@ -60,10 +79,11 @@ impl TopicIds {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(topic).copied()
     }
 
-    /// The metadata of a position in the topic.
-    pub fn metadata(&self, topic: &str) -> Option<String> {
-        let mut metadata = position_metadata(self.get(topic)?);
+    /// The metadata of a position in the partition.
+    pub fn metadata(&self, partition: &TopicPartition) -> Option<String> {
+        let mut metadata = position_metadata(self.get(&partition.topic)?);
         metadata.extend(self.copies.then_some(COPY));
+        metadata.extend(self.revisions.get(partition).map(|revision| format!("{REVISION}{revision}")));
         Some(metadata)
     }
 }
@@ -85,6 +105,20 @@ mod tests {
     }
 
     #[test]
+    fn a_position_says_which_revision_of_the_state_belongs_to_it() {
+        let ids = TopicIds::default();
+        ids.set("in", Uuid::from_u128(0x0123_4567_89ab_cdef_fedc_ba98_7654_3210));
+        let (with, without) = (TopicPartition::new("in", 3), TopicPartition::new("in", 4));
+        let ids = ids.with(&[(with.clone(), 42)]);
+        let metadata = ids.metadata(&with).unwrap();
+        assert_eq!(metadata, "1ASNFZ4mrze_-3LqYdlQyEAr42");
+        assert_eq!(topic_id_of(metadata.as_bytes()), ids.get("in"));
+        assert_eq!(revision_of(metadata.as_bytes()), Some(42));
+        assert_eq!(revision_of(ids.metadata(&without).unwrap().as_bytes()), Some(0));
+        assert_eq!([revision_of(b""), revision_of(b"from a tool"), revision_of(b"r42")], [None; 3]);
+    }
+
+    #[test]
     fn a_copy_of_what_the_sink_keeps_says_so() {
         let id = Uuid::from_u128(0x0123_4567_89ab_cdef_fedc_ba98_7654_3210);
         for (ids, copy, text) in [
@@ -92,7 +126,7 @@ mod tests {
             (TopicIds::of_copies(), true, "1ASNFZ4mrze_-3LqYdlQyEAc"),
         ] {
             ids.set("in", id);
-            let metadata = ids.metadata("in").unwrap();
+            let metadata = ids.metadata(&TopicPartition::new("in", 3)).unwrap();
             assert_eq!(metadata, text);
             assert_eq!(topic_id_of(metadata.as_bytes()), Some(id));
             assert_eq!(is_copy(metadata.as_bytes()), copy);

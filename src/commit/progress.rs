@@ -16,6 +16,8 @@ pub struct Sealed {
     pub epoch: Epoch,
     /// Never empty: a transaction without positions is not fenced by the group.
     pub positions: Vec<(TopicPartition, Position)>,
+    /// Of the state of those partitions that have one.
+    pub revisions: Vec<(TopicPartition, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +105,13 @@ impl Progress {
         }
     }
 
+    /// Has the open batch commit the position of a partition, though it need not have moved; false for one that is not
+    /// assigned.
+    pub fn touch(&mut self, partition: &TopicPartition) -> bool {
+        let slot = self.ids.get(partition).map(|id| self.slots[*id].touched = true);
+        slot.is_some()
+    }
+
     /// Records in the open batch.
     pub fn open_records(&self) -> u64 {
         self.records
@@ -120,7 +129,8 @@ impl Progress {
         }
         let positions =
             self.ids.iter().filter(|(_, id)| self.slots[**id].touched).map(|(p, id)| (p.clone(), self.slots[*id].next));
-        let sealed = Sealed { batch: BatchId(self.next_batch), epoch: self.epoch, positions: positions.collect() };
+        let (batch, positions) = (BatchId(self.next_batch), positions.collect());
+        let sealed = Sealed { batch, epoch: self.epoch, positions, revisions: Vec::new() };
         self.next_batch += 1;
         self.records = 0;
         self.slots.iter_mut().for_each(|s| s.touched = false);
@@ -140,6 +150,15 @@ impl Progress {
     /// Sealed batches that are not committed yet.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
+    }
+
+    /// Where the partitions stand that something is open or sealed of.
+    pub fn uncommitted(&self) -> Vec<(TopicPartition, Position)> {
+        let sealed = |partition: &TopicPartition| {
+            self.in_flight.iter().flat_map(|sealed| &sealed.positions).any(|(other, _)| other == partition)
+        };
+        let open = self.ids.iter().filter(|(partition, id)| self.slots[**id].touched || sealed(partition));
+        open.map(|(partition, id)| (partition.clone(), self.slots[*id].next)).collect()
     }
 
     /// Gives up the open batch and all sealed ones; answers the epoch that died. Positions are wrong from here until
@@ -202,6 +221,33 @@ mod tests {
         let second = progress.seal().unwrap();
         assert_eq!((second.batch, second.epoch), (BatchId(1), Epoch(1)));
         assert_eq!(progress.committed(second.batch), Some(second));
+    }
+
+    #[test]
+    fn a_partition_that_is_touched_is_committed_where_it_stands() {
+        let mut progress = Progress::default();
+        progress.assign(tp(0), Position(5), false);
+        assert!(progress.touch(&tp(0)) && !progress.touch(&tp(1)));
+        assert_eq!(progress.seal().unwrap().positions, [(tp(0), Position(5))]);
+    }
+
+    #[test]
+    fn what_is_not_committed_is_open_or_sealed() {
+        let mut progress = Progress::default();
+        (0..4).for_each(|partition| progress.assign(tp(partition), Position(5), false));
+        let process = |progress: &mut Progress, partition, offset| {
+            let slot = progress.slot("in", partition).unwrap();
+            progress.processed(slot, Offset(offset));
+        };
+        process(&mut progress, 3, 5);
+        let batch = progress.seal().unwrap().batch;
+        progress.committed(batch);
+        process(&mut progress, 0, 5);
+        process(&mut progress, 1, 5);
+        progress.seal();
+        process(&mut progress, 1, 6);
+        process(&mut progress, 2, 9);
+        assert_eq!(progress.uncommitted(), [(tp(0), Position(6)), (tp(1), Position(7)), (tp(2), Position(10))]);
     }
 
     #[test]

@@ -189,11 +189,8 @@ impl Out {
         let mut targets = Vec::new();
         for topic in topics {
             // What is replayed is read in its own time and may be old already: no age ends it.
-            let config = [
-                ("retention.ms", "-1".to_owned()),
-                ("max.message.bytes", (letters.max_message_bytes + ROOM).to_string()),
-            ];
-            let info = admin.internal_topic(topic, letters.partitions, &config).map_err(|error| {
+            let largest = letters.max_message_bytes + ROOM;
+            let info = admin.unread_topic(topic, letters.partitions, largest).map_err(|error| {
                 let refused = Failure::refused(format!("cannot make the retry topic {topic:?}: {error}"));
                 if error.is_retriable() { Failure::new(Exit::Unreachable, refused.message) } else { refused }
             })?;

@@ -155,6 +155,17 @@ impl Admin {
         Ok(made)
     }
 
+    /// As [`internal_topic`](Admin::internal_topic), where records stay until they are read, whatever the broker's defaults.
+    pub fn unread_topic(&self, name: &str, partitions: i32, max_message_bytes: usize) -> Result<TopicInfo, Error> {
+        let config = [
+            ("cleanup.policy", "delete".to_owned()),
+            ("retention.ms", "-1".to_owned()),
+            ("retention.bytes", "-1".to_owned()),
+            ("max.message.bytes", max_message_bytes.to_string()),
+        ];
+        self.internal_topic(name, partitions, &config)
+    }
+
     /// Makes a topic of semel's own, if it is not there, with the broker's replication. It takes any time that a record
     /// may have, and keeps it. Answers the topic.
     pub fn internal_topic(&self, name: &str, partitions: i32, config: &[(&str, String)]) -> Result<TopicInfo, Error> {

@@ -36,6 +36,8 @@ pub struct TopicInfo {
     pub cleanup_policy: String,
     /// `retention.ms`; below 0 is for ever.
     pub retention_ms: i64,
+    /// `retention.bytes`; below 0 is no limit.
+    pub retention_bytes: i64,
     /// `message.timestamp.before.max.ms` and `message.timestamp.after.max.ms`
     pub timestamp_before_max_ms: i64,
     pub timestamp_after_max_ms: i64,
@@ -54,6 +56,18 @@ impl TopicInfo {
         }
     }
 
+    /// The setting by which the topic may lose records before they are read.
+    pub fn loses_unread(&self) -> Option<String> {
+        let TopicInfo { cleanup_policy, retention_ms, retention_bytes, .. } = self;
+        if cleanup_policy.trim() != "delete" {
+            Some(format!("cleanup.policy = {cleanup_policy}"))
+        } else if *retention_ms >= 0 {
+            Some(format!("retention.ms = {retention_ms}"))
+        } else {
+            (*retention_bytes >= 0).then(|| format!("retention.bytes = {retention_bytes}"))
+        }
+    }
+
     fn new(shape: Shape, config: &BTreeMap<String, String>) -> TopicInfo {
         fn number<T: std::str::FromStr>(config: &BTreeMap<String, String>, name: &str, missing: T) -> T {
             config.get(name).and_then(|value| value.parse().ok()).unwrap_or(missing)
@@ -66,6 +80,7 @@ impl TopicInfo {
             max_message_bytes: number(config, "max.message.bytes", 1_048_588),
             cleanup_policy: config.get("cleanup.policy").cloned().unwrap_or_else(|| "delete".into()),
             retention_ms: number(config, "retention.ms", -1),
+            retention_bytes: number(config, "retention.bytes", -1),
             // Brokers before 3.6 know neither.
             timestamp_before_max_ms: number(config, "message.timestamp.before.max.ms", i64::MAX),
             timestamp_after_max_ms: number(config, "message.timestamp.after.max.ms", i64::MAX),

@@ -65,7 +65,7 @@ impl List {
     pub fn of_commit(positions: &[(TopicPartition, Position)], ids: &TopicIds) -> List {
         let mut list = List::of_positions(positions);
         for (index, (partition, _)) in positions.iter().enumerate() {
-            if let Some(metadata) = ids.metadata(&partition.topic) {
+            if let Some(metadata) = ids.metadata(partition) {
                 list.set_metadata(index, metadata.as_bytes());
             }
         }

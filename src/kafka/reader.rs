@@ -57,18 +57,28 @@ impl Reader {
     }
 
     /// Reads a range in order until its end, or until `take` has had enough. Blocks. Errors: what `take` says; nothing
-    /// came for `patience`; records before `from` were deleted.
+    /// came for `patience`, not even a marker; records before `from` were deleted.
     pub fn read<E: From<Error>>(
         &mut self,
         range: &Range,
+        take: impl FnMut(&Input<'_>) -> Result<ControlFlow<()>, E>,
+    ) -> Result<(), E> {
+        self.read_on(range, take, |error| Err(error.into()))
+    }
+
+    /// As [`read`](Reader::read), but where nothing came for `patience` `idle` says whether to go on.
+    pub fn read_on<E: From<Error>>(
+        &mut self,
+        range: &Range,
         mut take: impl FnMut(&Input<'_>) -> Result<ControlFlow<()>, E>,
+        mut idle: impl FnMut(Error) -> Result<(), E>,
     ) -> Result<(), E> {
         if range.from >= range.to {
             return Ok(());
         }
         let partition = std::slice::from_ref(&range.partition);
         self.consumer.assign(&[(range.partition.clone(), range.from)])?;
-        let mut heard = Instant::now();
+        let (mut heard, mut reached) = (Instant::now(), None);
         loop {
             match self.consumer.poll(SLICE) {
                 Polled::Record(message) => {
@@ -92,10 +102,15 @@ impl Reader {
             if position.is_some_and(|position| position >= range.to) {
                 return Ok(());
             }
+            // What was aborted comes as markers alone.
+            if position > reached {
+                (heard, reached) = (Instant::now(), position);
+            }
             if heard.elapsed() >= self.patience {
                 let place = &range.partition;
                 let error = Error::of_code(Operation::Consume, Code::TIMED_OUT);
-                return Err(error.at(place.topic.clone(), Some(place.partition)).into());
+                idle(error.at(place.topic.clone(), Some(place.partition)))?;
+                heard = Instant::now();
             }
         }
     }

@@ -152,7 +152,7 @@ impl Aggregate {
             Identity::Unknown | Identity::Place(..) => None,
         };
         let time_ms = event.time_ms.or_else(carried);
-        Ok(Folded::Update(EventId::of_state(&self.name, &self.key, revision, time_ms)))
+        Ok(Folded::Update(EventId::of_state(&self.name, &self.key, revision, record.identity(event), time_ms)))
     }
 
     /// Whether the window of a record takes it. A record whose time closes windows removes them.

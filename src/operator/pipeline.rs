@@ -16,6 +16,7 @@ use crate::topology::plan::{Plan, PlannedStore, StageKind};
 use crate::topology::spec::{self, Node, NodeId, NodeKind, OnError, Repartition, Topology};
 
 use super::aggregate::{Aggregate, Stamp, stamp};
+use super::coding::{Coded, put_number};
 use super::filter::Filter;
 use super::flat_map::FlatMap;
 use super::rekey::Rekey;
@@ -26,6 +27,9 @@ use super::source::{Event, Source, Topic};
 use super::state::{States, Store, StoreId};
 use super::steps::{Operator, Run, Step};
 use super::{Counts, Pool, Slot};
+
+/// Of the one key of a store under which stands how many batches have changed it. It is no key of a node's.
+const REVISION: [u8; 1] = [0];
 
 /// What a stage runs in.
 #[derive(Clone, Debug)]
@@ -75,6 +79,8 @@ pub struct Pipeline {
     pool: Pool,
     states: States,
     stamps: Vec<Stamp>,
+    /// Where the changes of a store go.
+    changelogs: Vec<Option<TargetId>>,
     queues: Vec<Vec<Slot>>,
     scratch: Vec<u8>,
     counts: Counts,
@@ -103,6 +109,11 @@ impl Pipeline {
             NodeKind::Aggregate(spec) => Some(stamp(spec)),
             _ => None,
         });
+        let changelog = |store: &PlannedStore| {
+            let at = environment.targets.iter().position(|target| *target.topic == *store.changelog)?;
+            Some(TargetId(at as u32))
+        };
+        let changelogs = stores.iter().map(changelog).collect();
         let sources = sources
             .iter()
             .map(|id| Ok((*id, source(topology, *id, &environment)?, takers(topology, *id, 0, nodes))))
@@ -117,6 +128,7 @@ impl Pipeline {
             pool: Pool::default(),
             states: States::new(stores.len()),
             stamps: stamps.collect(),
+            changelogs,
             scratch: Vec::new(),
             sources,
             steps,
@@ -202,6 +214,31 @@ impl Pipeline {
     /// in the state.
     pub fn bound(&mut self, store: StoreId, partition: i32, batch: BatchId, end: Position) {
         self.states.bound(store, partition, batch, end);
+    }
+
+    /// The state that the open batch has changed: store and partition.
+    pub fn changed(&self) -> impl Iterator<Item = (StoreId, i32)> {
+        self.states.changed()
+    }
+
+    /// How many batches have changed a partition's state.
+    pub fn revision(&self, store: StoreId, partition: i32) -> u64 {
+        let mut value = Vec::new();
+        let told = self.states.read(store, partition, &REVISION, &mut value).unwrap_or(false);
+        let revision = || Coded(value.strip_prefix(&self.stamps[store.0])?).number();
+        if told { revision().unwrap_or(0) } else { 0 }
+    }
+
+    /// Writes the revision of a partition's state, where its store has a changelog to say so.
+    pub fn revise(&mut self, store: StoreId, partition: i32, revision: u64, chunk: &mut Chunk) {
+        let Some(changelog) = self.changelogs[store.0] else { return };
+        let mut value = self.stamps[store.0].to_vec();
+        put_number(revision, &mut value);
+        let mut out = chunk.push(changelog);
+        out.partition(partition).key(Some(&REVISION)).value(Some(&value));
+        out.finish();
+        self.states.write(store, partition, &REVISION, Some(&value));
+        self.states.keep();
     }
 
     /// The state that is held: store and partition.

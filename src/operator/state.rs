@@ -205,6 +205,16 @@ impl States {
         }
     }
 
+    /// What the open batch has changed: store and partition.
+    pub(super) fn changed(&self) -> impl Iterator<Item = (StoreId, i32)> {
+        let stores = self.stores.iter().enumerate();
+        let changed = |(store, parts): (usize, &HashMap<i32, Part>)| {
+            let changed = parts.iter().filter(|(_, part)| !part.open.is_empty());
+            changed.map(|(partition, _)| (StoreId(store), *partition)).collect::<Vec<_>>()
+        };
+        stores.flat_map(changed)
+    }
+
     /// What is held: store and partition.
     pub(super) fn held(&self) -> impl Iterator<Item = (StoreId, i32)> {
         let stores = self.stores.iter().enumerate();

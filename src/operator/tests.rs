@@ -14,7 +14,7 @@ use super::*;
 use crate::chunk::{Chunk, Target, TargetId};
 use crate::clock::Clock;
 use crate::expr::{Role, compile};
-use crate::ids::EventId;
+use crate::ids::{EventId, Identity};
 use crate::record::{Headers, Input, Offset};
 use crate::reject::Reject;
 use crate::topology::plan::{Plan, Stage, StageKind};

@@ -282,8 +282,11 @@ impl Running {
     fn join(self) -> Result<(), Failure> {
         let mut result = Ok(());
         for worker in self.workers {
-            let ended = worker.join().unwrap_or_else(|_| {
-                Err(Failure::stopped("a worker panicked; nothing of its open batch was committed"))
+            let ended = worker.join().unwrap_or_else(|payload| {
+                // A disk that fails ends its worker wherever that stands.
+                let failure = payload.downcast::<Failure>().map(|failure| *failure);
+                let panicked = |_| Failure::stopped("a worker panicked; nothing of its open batch was committed");
+                Err(failure.unwrap_or_else(panicked))
             });
             result = result.and(ended);
         }

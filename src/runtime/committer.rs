@@ -445,8 +445,8 @@ impl Committer {
         crash::at(Point::BeforeSendOffsets);
         self.answer(|c| {
             let (sealed, _) = c.sealed.as_ref().expect("a sealed batch");
-            let (ids, producer) = (&c.options.topic_ids, c.producer(side));
-            let sent = producer.send_offsets(&sealed.positions, ids, &metadata, SLICE);
+            let (ids, producer) = (c.options.topic_ids.with(&sealed.revisions), c.producer(side));
+            let sent = producer.send_offsets(&sealed.positions, &ids, &metadata, SLICE);
             sent.map(|()| crash::at(Point::AfterSendOffsets)).map_err(|e| c.refused(side, e))
         })
     }
@@ -461,7 +461,7 @@ impl Committer {
                 return c.producer(side).commit(SLICE).map_err(|e| c.refused(side, e));
             }
             let (sealed, _) = c.sealed.as_ref().expect("a sealed batch");
-            c.group.commit(&sealed.positions, &c.options.topic_ids, SLICE)
+            c.group.commit(&sealed.positions, &c.options.topic_ids.with(&sealed.revisions), SLICE)
         });
         crash::at(Point::AfterCommit);
         event

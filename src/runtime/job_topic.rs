@@ -7,6 +7,7 @@
 //! | `plan` | `{fingerprint, stages: {stage: [topic]}}` |
 //! | `topic/STAGE/TOPIC` | `{id, partitions}` as they were at first |
 //! | `started/STAGE/TOPIC/PARTITION` | `{id}` of the topic, once the partition's start was committed |
+//! | `store/STAGE/NODE` | `{meaning, left}` of the node's state; `left` once the job ran without the node |
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -21,6 +22,7 @@ use crate::error::Failure;
 use crate::kafka::{Admin, Connection, Error, Isolation, LINGER, Producer, ProducerOptions, Reader};
 use crate::record::{Input, TopicPartition};
 use crate::runtime::preflight::asked;
+use crate::topology::meaning::Meaning;
 use crate::topology::plan::{CHANGELOG, Plan};
 
 /// The format byte.
@@ -37,6 +39,16 @@ pub struct Memory {
     pub topics: BTreeMap<(String, String), (Uuid, i32)>,
     /// By stage, topic and partition: the topic's id when the partition's start was committed.
     pub started: BTreeMap<(String, String, i32), Uuid>,
+    /// By stage and node.
+    pub stores: BTreeMap<(String, String), Kept>,
+}
+
+/// What the state of a node was when the job last ran.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    pub meaning: Meaning,
+    /// The job has run without the node since: the state lacks what passed meanwhile.
+    pub left: bool,
 }
 
 /// Something to remember; without a value it is forgotten.
@@ -67,6 +79,16 @@ impl Note {
     pub fn started(stage: &str, partition: &TopicPartition, id: Uuid) -> Note {
         let value = json!({ "id": id.to_string() });
         Note { key: format!("started/{stage}/{}/{}", partition.topic, partition.partition), value: Some(value) }
+    }
+
+    pub fn store(stage: &str, node: &str, kept: &Kept) -> Note {
+        let value = json!({ "meaning": kept.meaning, "left": kept.left });
+        Note { key: format!("store/{stage}/{node}"), value: Some(value) }
+    }
+
+    /// That a node has no state.
+    pub fn store_forgotten(stage: &str, node: &str) -> Note {
+        Note { key: format!("store/{stage}/{node}"), value: None }
     }
 
     /// That a partition was never started.
@@ -101,6 +123,14 @@ impl Memory {
                     None => drop(self.started.remove(&key)),
                 }
             }
+            ["store", stage, node] => {
+                let key = (stage.to_owned(), node.to_owned());
+                let left = value["left"].as_bool().unwrap_or(false);
+                match serde_json::from_value(value["meaning"].clone()) {
+                    Ok(meaning) => drop(self.stores.insert(key, Kept { meaning, left })),
+                    Err(_) => drop(self.stores.remove(&key)),
+                }
+            }
             _ => {}
         }
         true
@@ -120,6 +150,11 @@ impl Memory {
         };
         let own = self.topics.iter().filter(move |((of, topic), _)| of == stage && is_ours(topic));
         own.map(|((_, topic), (id, _))| (topic.as_str(), *id))
+    }
+
+    /// What is known of a node's state.
+    pub fn kept(&self, stage: &str, node: &str) -> Option<&Kept> {
+        self.stores.get(&(stage.to_owned(), node.to_owned()))
     }
 
     /// The partitions that a topic had at first.
@@ -143,6 +178,13 @@ impl JobTopic {
         let name = plan.topology.job_topic();
         let failed = |e: Error| asked(&e, &format!("cannot use the topic {name:?}, in which a job remembers itself"));
         let info = admin.internal_topic(&name, 1, &[("cleanup.policy", "compact".to_owned())]).map_err(failed)?;
+        if info.cleanup_policy.trim() != "compact" {
+            return Err(Failure::refused(format!(
+                "topic {name:?}, in which a job remembers itself, forgets by age or size (cleanup.policy = {}): set \
+                 cleanup.policy = compact",
+                info.cleanup_policy
+            )));
+        }
         let options = ProducerOptions {
             transactional_id: None,
             transaction_timeout: PATIENCE,
@@ -251,7 +293,13 @@ mod tests {
     fn what_is_noted_is_remembered_until_it_is_forgotten() {
         let id = Uuid::from_u128(7);
         let partition = TopicPartition::new("a.b_c-d", 3);
-        let notes = [Note::topic("s", "a.b_c-d", id, 4), Note::started("s", &partition, id)];
+        let kept = Kept { meaning: Meaning::from([("fields".to_owned(), "n".to_owned())]), left: true };
+        let notes = [
+            Note::topic("s", "a.b_c-d", id, 4),
+            Note::started("s", &partition, id),
+            Note::store("s", "sums", &kept),
+            Note::store("s", "counts", &Kept::default()),
+        ];
         let mut memory = Memory::default();
         for note in &notes {
             assert!(memory.take(&note.key, text(note).as_deref().map(str::as_bytes)));
@@ -262,6 +310,7 @@ mod tests {
         assert_eq!(memory.first_partitions("s", "a.b_c-d"), Some(4));
         assert_eq!(memory.started("s", &partition), Some(id));
         assert_eq!(memory.started("t", &partition), None);
+        assert_eq!((memory.kept("s", "sums"), memory.kept("s", "counts")), (Some(&kept), Some(&Kept::default())));
         for note in &notes {
             assert!(memory.take(&note.key, None));
         }

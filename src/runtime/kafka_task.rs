@@ -1,6 +1,6 @@
 //! The Kafka stage's task: the topology's operators, and the state that they keep.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -161,6 +161,23 @@ impl Task for KafkaTask {
             unready.extend(retries.into_iter().cloned());
         }
         Ok(unready)
+    }
+
+    fn revision(&self, partition: &TopicPartition) -> Option<u64> {
+        let stores = self.state.of(&partition.topic);
+        stores.map(|store| self.pipeline.revision(store, partition.partition)).max()
+    }
+
+    fn revise(&mut self, chunk: &mut Chunk, touch: &mut dyn FnMut(&TopicPartition) -> bool) {
+        let of = |(store, number): (StoreId, i32)| TopicPartition::new(&*self.state.stores[store.0].0.source, number);
+        let changed: BTreeSet<TopicPartition> = self.pipeline.changed().map(of).collect();
+        for partition in changed.iter().filter(|partition| touch(partition)) {
+            let next = self.revision(partition).unwrap_or(0) + 1;
+            // In every store of the partition, so that the revision is known whichever of them the file goes on with.
+            for store in self.state.of(&partition.topic) {
+                self.pipeline.revise(store, partition.partition, next, chunk);
+            }
+        }
     }
 
     fn unassigned(&mut self, partitions: &[TopicPartition]) {

@@ -1,7 +1,7 @@
 //! What the past of a job says against a start: topics made anew under their names, positions that were lost, and groups
 //! that somebody else is in.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -10,9 +10,10 @@ use crate::commit::metadata::{is_copy, topic_id_of, topic_id_text};
 use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, Group, Member};
 use crate::record::{Position, TopicPartition};
-use crate::runtime::job_topic::{JobTopic, Memory, Note};
-use crate::runtime::preflight::{StageTopics, asked};
-use crate::topology::plan::{Plan, Stage};
+use crate::runtime::job_topic::{JobTopic, Kept, Memory, Note};
+use crate::runtime::preflight::{Problem, StageTopics, asked};
+use crate::topology::meaning::{Meaning, changed};
+use crate::topology::plan::{CHANGELOG, Plan, PlannedStore, Stage};
 
 /// How long brokers may take to say who is in a group.
 const LOOK: Duration = Duration::from_secs(3);
@@ -41,6 +42,25 @@ pub fn copied(partition: &TopicPartition, group: &str, file: &str) -> String {
         "the position of {partition} in group {group} is a copy: the sink's database keeps the true one, and \
          progress = \"kafka\" would go on from the copy. With progress = \"postgres\", semel reset {file} --to latest \
          --json prints the positions and sets none; semel reset {file} --to FILE sets them with progress = \"kafka\""
+    )
+}
+
+/// The position of a partition is not the one that its state belongs to.
+pub fn set_outside(
+    partition: &TopicPartition,
+    position: Position,
+    committed: Option<u64>,
+    state: u64,
+    group: &str,
+    file: &str,
+) -> String {
+    let of = match committed {
+        Some(revision) => format!("is of revision {revision} of the state"),
+        None => "was set by somebody else".to_owned(),
+    };
+    format!(
+        "the position {position} of {partition} in group {group} {of}, and the state is at revision {state}: records would \
+         count again or not at all. Nothing was read; semel reset {file} clears the state and sets positions together with it"
     )
 }
 
@@ -101,7 +121,9 @@ pub fn check(
             });
             problems.extend(grown);
         }
-        problems.extend(state(plan, stage, topics, memory));
+        let ids = topics.changelogs.iter().map(|(topic, info)| (topic.clone(), info.id)).collect();
+        problems.extend(state(plan, stage, &ids, memory).into_iter().map(|problem| problem.message));
+        notes.extend(states(plan, stage, memory));
         let partitions: Vec<TopicPartition> = topics.partitions().collect();
         let commits = admin.commits(&stage.group, &partitions, false);
         let commits = commits.map_err(|error| match error.disposition() {
@@ -155,38 +177,80 @@ pub fn check(
     job.remember(&notes)
 }
 
-/// What the past says against the state of a stage: it would be empty where positions are not.
-fn state(plan: &Plan, stage: &Stage, topics: &StageTopics, memory: &Memory) -> Vec<String> {
+/// What the past says against the state of a stage: it would be empty where positions are not, or tell of something else.
+/// `changelogs`: those that are there, with their ids.
+pub fn state(plan: &Plan, stage: &Stage, changelogs: &BTreeMap<String, Uuid>, memory: &Memory) -> Vec<Problem> {
     let file = &plan.topology.file;
+    let known: BTreeMap<&str, Uuid> = memory.changelogs(&stage.name).collect();
+    let stores = plan.stores(stage);
+    let left = left(plan, stage, memory);
+    let renamed = |meaning: &Meaning| {
+        // What the job ran without already has a note, and is none that was renamed now.
+        let gone = left.iter().filter(|node| !memory.kept(&stage.name, node).is_some_and(|kept| kept.left));
+        let mut gone = gone.map(|node| (node, memory.kept(&stage.name, node)));
+        gone.find(|(_, kept)| kept.is_none_or(|kept| kept.meaning == *meaning)).map(|(node, _)| node.clone())
+    };
     let mut problems = Vec::new();
-    let mut new = Vec::new();
-    for (topic, info) in &topics.changelogs {
-        match memory.changelogs(&stage.name).find(|(known, _)| known == topic) {
-            Some((_, id)) if id != info.id => problems.push(format!(
-                "topic {topic:?}, from which state is restored, was deleted and made anew: the state is gone, and the \
+    for PlannedStore { node: id, changelog, .. } in &stores {
+        let (node, meaning) = (&plan.topology.nodes[id.0].name, plan.topology.meaning(*id));
+        let kept = memory.kept(&stage.name, node);
+        let changed = kept.map(|kept| changed(&kept.meaning, &meaning)).unwrap_or_default();
+        let message = match known.get(&**changelog) {
+            None => renamed(&meaning).map(|former| {
+                format!(
+                    "the state of {node:?} would begin with nothing, and that of {former:?} is in no use any more: a \
+                     renamed node keeps its state under its former name. Give it that back; or semel reset {file} \
+                     clears all state and sets where to begin anew"
+                )
+            }),
+            Some(id) if changelogs.get(changelog) != Some(id) => Some(format!(
+                "topic {changelog:?}, from which state is restored, was deleted and made anew: the state is gone, and the \
                  positions of group {} are not. semel reset {file} sets where to begin anew, with no state",
                 stage.group
             )),
-            Some(_) => {}
-            None => new.push(topic.as_str()),
-        }
-    }
-    let left: Vec<&str> = memory
-        .changelogs(&stage.name)
-        .map(|(topic, _)| topic)
-        .filter(|known| topics.changelogs.iter().all(|(topic, _)| topic != known))
-        .collect();
-    match (new.is_empty(), left.is_empty()) {
-        (false, false) => problems.push(format!(
-            "state was kept in {}, and now it would be kept in {}: a renamed aggregate would begin with nothing. Give it \
-             its name back; or semel reset {file} clears all state and sets where to begin anew",
-            left.join(", "),
-            new.join(", ")
-        )),
-        (true, false) => tracing::warn!(stage = stage.name, "no aggregate of the file keeps its state in {}", left.join(", ")),
-        _ => {}
+            Some(_) if kept.is_some_and(|kept| kept.left) => Some(format!(
+                "{node:?} is in the file again, but the job ran without it: its state in topic {changelog:?} lacks what \
+                 passed meanwhile. Give it another name, under which it begins with nothing; or semel reset {file} \
+                 clears all state and sets where to begin anew"
+            )),
+            Some(_) if !changed.is_empty() => Some(format!(
+                "the state of {node:?} in topic {changelog:?} tells of something else: {}. Give the node its former shape \
+                 back, or another name, under which it begins with nothing; or semel reset {file} clears all state and \
+                 sets where to begin anew",
+                changed.join("; ")
+            )),
+            Some(_) => None,
+        };
+        let setting = vec!["transforms".to_owned(), node.clone()];
+        problems.extend(message.map(|message| Problem { setting, message }));
     }
     problems
+}
+
+/// The nodes whose state is known of and that the file does not have any more.
+fn left(plan: &Plan, stage: &Stage, memory: &Memory) -> BTreeSet<String> {
+    let stores = plan.stores(stage);
+    let topics = memory.changelogs(&stage.name).map(|(topic, _)| topic);
+    let gone = topics.filter(|topic| stores.iter().all(|store| store.changelog != **topic));
+    let node =
+        |topic: &str| topic.strip_prefix(&format!("{}.", stage.name))?.strip_suffix(CHANGELOG).map(str::to_owned);
+    gone.filter_map(node).collect()
+}
+
+/// What is to be remembered of the state of a stage from this run on.
+fn states(plan: &Plan, stage: &Stage, memory: &Memory) -> Vec<Note> {
+    let name = &plan.topology.name;
+    let stores = plan.stores(stage).into_iter().map(|store| {
+        let kept = Kept { meaning: plan.topology.meaning(store.node), left: false };
+        (plan.topology.nodes[store.node.0].name.clone(), kept)
+    });
+    let left = left(plan, stage, memory).into_iter().map(|node| {
+        tracing::warn!(stage = stage.name, "no node of the file keeps its state in {name}.{node}{CHANGELOG} any more");
+        let kept = memory.kept(&stage.name, &node).cloned().unwrap_or_default();
+        (node, Kept { left: true, ..kept })
+    });
+    let new = stores.chain(left).filter(|(node, kept)| memory.kept(&stage.name, node) != Some(kept));
+    new.map(|(node, kept)| Note::store(&stage.name, &node, &kept)).collect()
 }
 
 /// Members of a stage's group that are not the stage's: they would take partitions and leave their records unprocessed.

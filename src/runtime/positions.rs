@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::commit::metadata::{TopicIds, is_copy, topic_id_of};
+use crate::commit::metadata::{TopicIds, is_copy, revision_of, topic_id_of};
 use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Consumer, Error, Isolation};
 use crate::record::{Position, TopicPartition};
 use crate::runtime::job_topic::{JobTopic, Memory, Note, ReadError};
 use crate::runtime::past;
 use crate::sink::postgres::{Claim, Seed, Store};
-use crate::topology::spec::Start;
+use crate::topology::spec::{Guarantee, Start};
 
 /// Finds positions for one stage.
 pub struct Positions {
@@ -42,6 +42,8 @@ pub struct Positions {
 pub struct Found {
     /// Partition, next offset to read, and whether the group has yet to get that position.
     pub known: Vec<(TopicPartition, Position, bool)>,
+    /// Which revision of the state a committed position belongs to; none of one that somebody else committed.
+    pub revisions: HashMap<TopicPartition, Option<u64>>,
     /// A transaction is open on the position, or the broker did not answer: ask again.
     pub unstable: Vec<TopicPartition>,
     /// Why, in the words of the last of them.
@@ -113,6 +115,9 @@ impl Positions {
             if let Some(store) = &self.store {
                 store.name.learn(&partition.topic, *id);
             }
+            if let Some((_, metadata)) = &commit {
+                found.revisions.insert(partition.clone(), revision_of(metadata));
+            }
             stable.insert(partition, commit.map(|(position, metadata)| (position, is_copy(&metadata))));
         }
         let memory = match stable.values().any(Option::is_none) {
@@ -172,6 +177,26 @@ impl Positions {
             None => Ok(()),
             Some(known) => Err(Failure::stopped(past::recreated(&partition.topic, known, id, &self.group, &self.file))),
         }
+    }
+
+    /// Stops the job where a partition's state is not what belongs to its position. Under exactly-once the two are committed
+    /// together; else the state may be ahead, but the position is one that semel committed.
+    pub fn is_of_state(
+        &self,
+        partition: &TopicPartition,
+        position: Position,
+        committed: Option<u64>,
+        state: u64,
+        guarantee: Guarantee,
+    ) -> Result<(), Failure> {
+        let fits = match guarantee {
+            Guarantee::ExactlyOnce => committed == Some(state),
+            Guarantee::AtLeastOnce | Guarantee::AtMostOnce => committed.is_some(),
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(Failure::stopped(past::set_outside(partition, position, committed, state, &self.group, &self.file)))
     }
 
     fn remembered(&self, found: &mut Found, wait: Duration) -> Result<Option<Memory>, Failure> {

@@ -11,7 +11,7 @@ use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Error, Isolation, TopicInfo};
 use crate::record::TopicPartition;
 use crate::topology::plan::{Plan, PlannedStore, Stage, StageKind};
-use crate::topology::spec::{CreateTopic, Guarantee, Node, NodeKind, Source, Start, Topology};
+use crate::topology::spec::{CreateTopic, Guarantee, Node, NodeId, NodeKind, Source, Start, Topology};
 use crate::topology::{REPLAY_WINDOW, duration_text};
 
 /// A dead letter is its record plus what was wrong.
@@ -114,6 +114,7 @@ fn inspect<'a>(plan: &'a Plan, stages: &[&Stage], admin: &Admin) -> Result<Found
         names.extend(read_topics(topology, stage).into_iter().map(|(topic, _)| topic));
         names.extend(written_topics(topology, stage).into_iter().map(|(_, topic, _)| topic.to_owned()));
         names.extend(plan.stores(stage).into_iter().map(|store| store.changelog));
+        names.insert(plan.retry(stage));
     }
     let infos = describe(admin, &names)?;
     let mut found = Found { missing: Vec::new(), problems: Vec::from_iter(limits(topology, admin)), infos };
@@ -129,6 +130,9 @@ fn inspect<'a>(plan: &'a Plan, stages: &[&Stage], admin: &Admin) -> Result<Found
         }
         let unfit: Vec<_> = plan.stores(stage).iter().filter_map(|s| unfit(topology, s, &found.infos)).collect();
         found.problems.extend(unfit);
+        let lossy: Vec<_> =
+            own.iter().chain([&plan.retry(stage)]).filter_map(|t| lossy(topology, t, &found.infos)).collect();
+        found.problems.extend(lossy);
         for (sink, topic, create) in written_topics(topology, stage) {
             match (found.infos.get(topic), create) {
                 (Some(info), _) => found.problems.extend(unwritable(sink, topic, info)),
@@ -169,6 +173,22 @@ fn unfit(topology: &Topology, store: &PlannedStore, infos: &BTreeMap<String, Top
     Some(Problem { setting: vec!["transforms".to_owned(), topology.nodes[node.0].name.clone()], message })
 }
 
+/// What is wrong with a topic that is there and through which a stage sends records to itself.
+fn lossy(topology: &Topology, topic: &str, infos: &BTreeMap<String, TopicInfo>) -> Option<Problem> {
+    let why = infos.get(topic)?.loses_unread()?;
+    let writes = |node: &&Node| matches!(&node.kind, NodeKind::Repartition(repartition) if repartition.topic == topic);
+    let setting = match topology.nodes.iter().find(writes) {
+        Some(node) => vec!["transforms".to_owned(), node.declared_name().to_owned()],
+        None => vec!["name".to_owned()],
+    };
+    let message = format!(
+        "topic {topic:?}, through which the job sends records to itself, may lose them before they are read ({why}): set \
+         cleanup.policy = delete, retention.ms = -1 and retention.bytes = -1, or delete the topic while nothing is in \
+         it, and semel makes it anew"
+    );
+    Some(Problem { setting, message })
+}
+
 /// Makes the topics through which a stage sends records to itself, where they are not there: with as many partitions as the
 /// widest of their sources. Records stay until they are processed, and are deleted then.
 fn repartitions(
@@ -185,15 +205,8 @@ fn repartitions(
         let read: Vec<&TopicInfo> = sources.filter_map(|topic| infos.get(topic)).collect();
         let partitions = read.iter().map(|info| info.partitions).max().unwrap_or(1);
         let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
-        // Whatever the broker's defaults: what nobody has read yet is neither deleted nor compacted away.
-        let config = [
-            ("cleanup.policy", "delete".to_owned()),
-            ("retention.ms", "-1".to_owned()),
-            ("retention.bytes", "-1".to_owned()),
-            ("max.message.bytes", largest.max(1 << 20).to_string()),
-        ];
         let info = admin
-            .internal_topic(&topic, partitions, &config)
+            .unread_topic(&topic, partitions, largest.max(1 << 20))
             .map_err(|e| asked(&e, &format!("cannot create the repartition topic {topic:?}")))?;
         made.push((topic, info));
     }
@@ -212,6 +225,14 @@ fn changelog(
         .internal_topic(changelog, infos[source].partitions, &config)
         .map_err(|e| asked(&e, &format!("cannot create the changelog {changelog:?}")))?;
     Ok((changelog.clone(), info))
+}
+
+/// The changelogs of a stage that are there, with their ids. Blocks.
+pub fn changelogs(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<BTreeMap<String, Uuid>, Failure> {
+    let names: Vec<String> = plan.stores(stage).into_iter().map(|store| store.changelog).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let there = admin.shapes(&names).map_err(|e| asked(&e, "cannot look at the changelogs"))?;
+    Ok(there.into_iter().map(|(topic, (id, _))| (topic, id)).collect())
 }
 
 /// The setting that names a topic.
@@ -342,13 +363,9 @@ fn dead_letter_topic(
         stages.iter().flat_map(|stage| read_topics(&plan.topology, stage)).map(|(topic, _)| &infos[&topic]).collect();
     let partitions = read.iter().map(|info| info.partitions).max().unwrap_or(1);
     let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
-    let config = [
-        // A letter keeps its record's time: any limit would delete that of an old record at once.
-        ("retention.ms", "-1".to_owned()),
-        ("max.message.bytes", (largest + DEAD_LETTER_ROOM).to_string()),
-    ];
+    // A letter keeps its record's time: any limit would delete that of an old record at once.
     let info = admin
-        .internal_topic(&name, partitions, &config)
+        .unread_topic(&name, partitions, largest + DEAD_LETTER_ROOM)
         .map_err(|e| asked(&e, &format!("cannot create the dead-letter topic {name:?}")))?;
     let target = info.target(name.as_str());
     if target.compacted {
@@ -373,8 +390,8 @@ fn kept_by_time(info: &TopicInfo) -> Option<Duration> {
     u64::try_from(info.retention_ms).ok().filter(|_| deletes).map(Duration::from_millis)
 }
 
-/// Topics of a stage's sinks that delete a record by its time while the topics that it reads still hold it: sink and
-/// what is wrong. Blocks.
+/// Topics of a stage's sinks that delete a record by its time while the topics that it reads still hold it, or that delete
+/// what aggregates tell of events by the times of these: sink and what is wrong. Blocks.
 pub fn retention_problems(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<Vec<(String, String)>, Failure> {
     let written = written_topics(&plan.topology, stage);
     let own = plan.repartitions(stage);
@@ -387,8 +404,19 @@ pub fn retention_problems(plan: &Plan, stage: &Stage, admin: &Admin) -> Result<V
     let Some((longest, topic)) = read.max_by_key(|(kept, _)| kept.unwrap_or(Duration::MAX)) else {
         return Ok(Vec::new());
     };
+    let topology = &plan.topology;
     let short = written.into_iter().filter_map(|(sink, output, _)| {
         let kept = kept_by_time(infos.get(output)?)?;
+        let id = NodeId(topology.nodes.iter().position(|node| node.name == sink)?);
+        if topology.is_folded(id) && topology.sources_of(id).any(|source| source.event_time.is_some()) {
+            let message = format!(
+                "topic {output:?} keeps a record for {} after its own time, and updates have the event times of their \
+                 records: those of older events are deleted soon after they are written; raise its retention.ms, or \
+                 set cleanup.policy = compact",
+                duration_text(kept)
+            );
+            return Some((sink.to_owned(), message));
+        }
         (longest.is_none_or(|longest| kept < longest)).then(|| {
             let longest = longest.map_or("for ever".to_owned(), duration_text);
             let message = format!(

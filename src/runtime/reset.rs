@@ -177,6 +177,8 @@ impl<'a> Reset<'a> {
         for stage in self.changes.iter().map(|change| &change.stage).collect::<BTreeSet<_>>() {
             let known = self.memory.changelogs(stage);
             notes.extend(known.map(|(topic, _)| Note::topic_forgotten(stage, topic)));
+            let stores = self.memory.stores.keys().filter(|(of, _)| of == stage);
+            notes.extend(stores.map(|(stage, node)| Note::store_forgotten(stage, node)));
         }
         notes
     }

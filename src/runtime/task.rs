@@ -48,6 +48,16 @@ pub trait Task: Send {
         Ok(Vec::new())
     }
 
+    /// The revision of a partition's state, raised by every batch that changes it; 0 where it is empty. None where the partition has no
+    /// state.
+    fn revision(&self, _partition: &TopicPartition) -> Option<u64> {
+        None
+    }
+
+    /// Raises the revisions of what the open batch changed. `touch` has the batch commit a partition's position; false where
+    /// that cannot be, and the revision stays.
+    fn revise(&mut self, _chunk: &mut Chunk, _touch: &mut dyn FnMut(&TopicPartition) -> bool) {}
+
     /// A partition was taken over, at its position.
     fn assigned(&mut self, _partition: &TopicPartition) {}
 

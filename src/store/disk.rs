@@ -5,12 +5,15 @@
 //! leaves is the state as it was at some commit; whole values from the bound on make it the present one.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
-use fjall::{Database, Keyspace, KeyspaceCreateOptions};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 use uuid::Uuid;
 
 use crate::crash::{self, Point};
@@ -19,7 +22,9 @@ use crate::operator::{Stamp, Store, Writes};
 use crate::record::{Position, TopicPartition};
 
 /// The format byte of checkpoints.
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
+/// Partitions that were with another process for so long are restored in full when they come back.
+const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 const CHECKPOINTS: &str = "checkpoints";
 /// Blocks of files that are kept in memory, for the whole database.
 const CACHE: u64 = 16 << 20;
@@ -30,6 +35,7 @@ const JOURNAL: u64 = 64 << 20;
 /// The database of a process and stage.
 #[derive(Clone)]
 pub struct Disk {
+    folder: PathBuf,
     database: Database,
     checkpoints: Keyspace,
     /// Names of parts that are in use: whoever still writes to one is waited for.
@@ -43,21 +49,26 @@ impl fmt::Debug for Disk {
 }
 
 impl Disk {
-    /// Opens the database in a folder, or makes one. What cannot be read is thrown away: the changelogs hold all of it.
-    /// Blocks.
+    /// Opens the database in a folder, or makes one. What cannot be read is thrown away, and partitions that nobody has asked
+    /// for in a week: the changelogs hold all of it. Blocks.
     ///
     /// # Errors
     /// Refused: the folder cannot be written, or another process has it.
     pub fn open(folder: &Path) -> Result<Disk, Failure> {
-        Disk::try_open(folder).or_else(|error| {
+        Disk::open_at(folder, now())
+    }
+
+    fn open_at(folder: &Path, now: Duration) -> Result<Disk, Failure> {
+        Disk::try_open(folder, now).or_else(|error| {
             if matches!(error, fjall::Error::Io(_) | fjall::Error::Locked) {
                 return Err(error);
             }
             tracing::warn!(folder = %folder.display(), %error, "state on disk cannot be read; it is restored in full");
             fs::remove_dir_all(folder).map_err(fjall::Error::Io)?;
-            Disk::try_open(folder)
+            Disk::try_open(folder, now)
         })
         .map_err(|error| {
+            let error = cause(&error);
             Failure::refused(format!(
                 "cannot keep state in {}: {error}; set state_dir to a folder of yours, or stores = \"memory\"",
                 folder.display()
@@ -65,12 +76,27 @@ impl Disk {
         })
     }
 
-    fn try_open(folder: &Path) -> fjall::Result<Disk> {
+    fn try_open(folder: &Path, now: Duration) -> fjall::Result<Disk> {
         fs::create_dir_all(folder)?;
         let database =
             Database::builder(folder).cache_size(CACHE).max_journaling_size(JOURNAL).worker_threads(1).open()?;
         let checkpoints = database.keyspace(CHECKPOINTS, KeyspaceCreateOptions::default)?;
-        Ok(Disk { database, checkpoints, taken: Arc::default() })
+        let disk = Disk { folder: folder.to_owned(), database, checkpoints, taken: Arc::default() };
+        for name in disk.database.list_keyspace_names() {
+            let last = disk.checkpoints.get(&*name)?.and_then(|bytes| Checkpoint::decode(&bytes)).map(|at| at.time);
+            if &*name != CHECKPOINTS && last.is_none_or(|time| time + KEPT < now) {
+                disk.delete(&name, disk.database.keyspace(&name, options)?)?;
+            }
+        }
+        Ok(disk)
+    }
+
+    /// Deletes the state of a partition.
+    fn delete(&self, name: &str, keyspace: Keyspace) -> fjall::Result<()> {
+        // The checkpoint goes first, and for good: one that came back after a crash would vouch for what is not there.
+        self.checkpoints.remove(name)?;
+        self.database.persist(PersistMode::SyncAll)?;
+        self.database.delete_keyspace(keyspace)
     }
 
     /// The state of a partition, as far as it is there; else it is empty and has to be restored in full. `id` is the topic's,
@@ -90,7 +116,7 @@ impl Disk {
             return Ok(None);
         }
         let guard = Guard { name, taken: Arc::clone(&self.taken) };
-        self.try_part(changelog, id, stamp, log, guard).map(Some).map_err(|error| failed(changelog, &error))
+        self.try_part(changelog, id, stamp, log, guard).map(Some).map_err(|error| self.failed(changelog, &error))
     }
 
     fn try_part(
@@ -102,19 +128,42 @@ impl Disk {
         guard: Guard,
     ) -> fjall::Result<DiskPart> {
         let name = guard.name.clone();
-        let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE);
         let mut keyspace = self.database.keyspace(&name, options)?;
         let checkpoint = self.checkpoints.get(&name)?.and_then(|bytes| Checkpoint::decode(&bytes));
         let fits = |at: &Checkpoint| at.id == id && at.stamp == stamp && at.bound >= low && at.bound <= high;
         let bound = checkpoint.filter(fits).map(|at| at.bound);
         if bound.is_none() {
-            // Without the checkpoint first: what is left of it in a crash is nothing that anybody believes.
-            self.checkpoints.remove(&name)?;
-            self.database.delete_keyspace(keyspace)?;
+            self.delete(&name, keyspace)?;
             keyspace = self.database.keyspace(&name, options)?;
         }
         Ok(DiskPart { disk: self.clone(), keyspace, changelog: changelog.clone(), id, stamp, bound, _guard: guard })
     }
+
+    fn failed(&self, changelog: &TopicPartition, error: &fjall::Error) -> Failure {
+        let (folder, error) = (self.folder.display(), cause(error));
+        Failure::stopped(format!("the state of {changelog} cannot be read or written in {folder}: {error}"))
+    }
+}
+
+fn options() -> KeyspaceCreateOptions {
+    KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE)
+}
+
+/// What the system says of an error, where it says something.
+fn cause(error: &fjall::Error) -> String {
+    let mut cause: &dyn Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    match error {
+        fjall::Error::Poisoned => "an earlier write has failed".to_owned(),
+        _ => cause.to_string(),
+    }
+}
+
+/// Since 1970.
+fn now() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// What is known of a partition's state on disk.
@@ -124,6 +173,8 @@ struct Checkpoint {
     stamp: Stamp,
     /// Every committed record of the changelog below is in the state.
     bound: Position,
+    /// When it was written, in seconds since 1970.
+    time: Duration,
 }
 
 impl Checkpoint {
@@ -132,14 +183,17 @@ impl Checkpoint {
         bytes.extend_from_slice(self.id.as_bytes());
         bytes.extend_from_slice(&self.stamp);
         bytes.extend_from_slice(&self.bound.0.to_be_bytes());
+        bytes.extend_from_slice(&self.time.as_secs().to_be_bytes());
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<Checkpoint> {
         let (id, rest) = bytes.strip_prefix(&[FORMAT])?.split_first_chunk()?;
         let (stamp, rest) = rest.split_first_chunk()?;
-        let bound = i64::from_be_bytes(rest.try_into().ok()?);
-        Some(Checkpoint { id: Uuid::from_bytes(*id), stamp: *stamp, bound: Position(bound) })
+        let (bound, rest) = rest.split_first_chunk()?;
+        let bound = Position(i64::from_be_bytes(*bound));
+        let time = Duration::from_secs(u64::from_be_bytes(rest.try_into().ok()?));
+        Some(Checkpoint { id: Uuid::from_bytes(*id), stamp: *stamp, bound, time })
     }
 }
 
@@ -187,7 +241,12 @@ impl DiskPart {
                 None => batch.remove(&self.keyspace, key),
             }
         }
-        batch.commit().map_err(|error| failed(&self.changelog, &error))
+        batch.commit().map_err(|error| self.disk.failed(&self.changelog, &error))
+    }
+
+    /// Everything up to `end` is there.
+    pub fn complete(&mut self, end: Position) -> Result<(), Failure> {
+        self.write(Writes::new(), Some(end)).map_err(|error| self.disk.failed(&self.changelog, &error))
     }
 
     fn write(&mut self, writes: Writes, bound: Option<Position>) -> fjall::Result<()> {
@@ -199,7 +258,7 @@ impl DiskPart {
             }
         }
         if let Some(bound) = bound {
-            let checkpoint = Checkpoint { id: self.id, stamp: self.stamp, bound };
+            let checkpoint = Checkpoint { id: self.id, stamp: self.stamp, bound, time: now() };
             batch.insert(&self.disk.checkpoints, self.changelog.to_string(), checkpoint.encode());
             self.bound = Some(bound);
             crash::at(Point::BeforeCheckpoint);
@@ -227,14 +286,11 @@ impl Store for DiskPart {
 }
 
 impl DiskPart {
-    /// A disk that fails leaves nothing to go on with: the worker ends here, before anything else is committed.
+    /// A disk that fails leaves nothing to go on with: the worker's thread ends here, before anything else is committed, and
+    /// whoever waits for it finds this failure.
     fn broken(&self, error: &fjall::Error) -> ! {
-        panic!("{}", failed(&self.changelog, error).message)
+        resume_unwind(Box::new(self.disk.failed(&self.changelog, error)))
     }
-}
-
-fn failed(changelog: &TopicPartition, error: &fjall::Error) -> Failure {
-    Failure::stopped(format!("the state of {changelog} cannot be read or written on disk: {error}"))
 }
 
 #[cfg(test)]
@@ -315,6 +371,41 @@ mod tests {
     }
 
     #[test]
+    fn partitions_that_nobody_has_asked_for_in_a_week_are_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let after = |days: u64| {
+            let disk = Disk::open_at(folder.path(), now() + Duration::from_secs(days * 24 * 3600)).unwrap();
+            let names = disk.database.list_keyspace_names();
+            let mut names: Vec<_> =
+                names.iter().map(|name| name.to_string()).filter(|name| name != CHECKPOINTS).collect();
+            names.sort();
+            names
+        };
+        let disk = Disk::open(folder.path()).unwrap();
+        part(&disk).apply(writes(&[(b"a", b"1")]), Some(Position(40)));
+        // Half a restore, which no checkpoint vouches for.
+        let half = TopicPartition::new("t.n.changelog", 3);
+        let half = disk.part(&half, Uuid::from_u128(7), STAMP, LOG).unwrap().unwrap();
+        half.restore(&mut vec![(b"a".to_vec(), Some(b"1".to_vec()))]).unwrap();
+        drop((half, disk));
+        assert_eq!(after(6), ["t.n.changelog-2"]);
+        assert_eq!(part(&Disk::open(folder.path()).unwrap()).bound, Some(Position(40)));
+        assert_eq!(after(8), [""; 0]);
+        assert_eq!(part(&Disk::open(folder.path()).unwrap()).bound, None);
+    }
+
+    #[test]
+    fn a_folder_that_is_none_is_named_with_what_the_system_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("stores");
+        fs::write(&path, b"a file").unwrap();
+        let failure = Disk::open(&path).unwrap_err();
+        assert_eq!(failure.exit, crate::error::Exit::Refused);
+        let message = failure.message;
+        assert!(message.contains(&path.display().to_string()) && message.contains("os error"), "{message}");
+    }
+
+    #[test]
     fn a_database_that_cannot_be_read_is_made_anew() {
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::open(folder.path()).unwrap();
@@ -327,10 +418,11 @@ mod tests {
 
     #[test]
     fn checkpoints_come_back_from_their_bytes() {
-        let checkpoint = Checkpoint { id: Uuid::from_u128(7), stamp: STAMP, bound: Position(40) };
+        let time = Duration::from_secs(1_700_000_000);
+        let checkpoint = Checkpoint { id: Uuid::from_u128(7), stamp: STAMP, bound: Position(40), time };
         let bytes = checkpoint.encode();
         assert_eq!(Checkpoint::decode(&bytes), Some(checkpoint));
         assert_eq!(Checkpoint::decode(&bytes[1..]), None);
-        assert_eq!(Checkpoint::decode(&[&[2], &bytes[1..]].concat()), None, "a later format");
+        assert_eq!(Checkpoint::decode(&[&[3], &bytes[1..]].concat()), None, "a later format");
     }
 }

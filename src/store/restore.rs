@@ -15,8 +15,8 @@ use uuid::Uuid;
 use crate::crash::{self, Point};
 use crate::error::{Disposition, Exit, Failure};
 use crate::kafka::{Admin, At, Connection, Error, Isolation, Range, Reader};
-use crate::operator::{Memory, Stamp, Store, Writes};
-use crate::record::{Position, TopicPartition};
+use crate::operator::{Memory, Stamp, Store};
+use crate::record::{Input, Position, TopicPartition};
 use crate::store::disk::{Disk, DiskPart};
 
 /// Nothing comes for so long while an open transaction holds the rest back.
@@ -127,7 +127,7 @@ impl Part {
             Part::Memory(memory) => Ok(Box::new(memory)),
             Part::Disk(mut part, mut records) => {
                 part.restore(&mut records)?;
-                part.apply(Writes::new(), Some(end));
+                part.complete(end)?;
                 Ok(Box::new(part))
             }
         }
@@ -139,13 +139,18 @@ impl Restore {
         let started = Instant::now();
         let partition = TopicPartition::new(Arc::clone(&changelog.topic), partition);
         let (mut range, mut part) = loop {
-            match self.log(&partition) {
-                Ok((low, high)) => match self.begin(changelog, &partition, low, high)? {
-                    Some(begun) => break begun,
-                    None if self.cancelled.load(Ordering::Relaxed) => return Err(cancelled()),
-                    None => std::thread::sleep(PAUSE),
-                },
-                Err(error) => self.wait(&partition, &error)?,
+            let begun = match self.log(&partition) {
+                Ok(Some((low, high))) => self.begin(changelog, &partition, low, high)?,
+                Ok(None) => None,
+                Err(error) => {
+                    self.wait(&partition, &error)?;
+                    continue;
+                }
+            };
+            match begun {
+                Some(begun) => break begun,
+                None if self.cancelled.load(Ordering::Relaxed) => return Err(cancelled()),
+                None => std::thread::sleep(PAUSE),
             }
         };
         let (from, mut records) = (range.from, 0_u64);
@@ -181,12 +186,23 @@ impl Restore {
     }
 
     /// Reads on from where the range begins, and moves that.
-    fn read(&self, range: &mut Range, stamp: Stamp, part: &mut Part, records: &mut u64) -> Result<(), Problem> {
+    fn read(&mut self, range: &mut Range, stamp: Stamp, part: &mut Part, records: &mut u64) -> Result<(), Problem> {
         let mut next = range.from;
         let mut reader = Reader::new(&self.connection, PATIENCE)?;
-        let read = reader.read(range, |input| {
-            if self.cancelled.load(Ordering::Relaxed) {
-                return Err(Problem::Failure(cancelled()));
+        let (cancelled, quiet_until) = (Arc::clone(&self.cancelled), &mut self.quiet_until);
+        let is_cancelled = || cancelled.load(Ordering::Relaxed);
+        // A transaction is open, or one that was aborted is longer than what is read in so long: beginning again would never
+        // get past it.
+        let idle = |error: Error| {
+            if is_cancelled() {
+                return Err(Problem::Failure(self::cancelled()));
+            }
+            say(quiet_until, &range.partition, &error);
+            Ok(())
+        };
+        let take = |input: &Input<'_>| {
+            if is_cancelled() {
+                return Err(Problem::Failure(self::cancelled()));
             }
             if input.value.is_some_and(|value| !value.starts_with(&stamp)) {
                 return Err(Problem::Failure(foreign(&range.partition)));
@@ -195,19 +211,18 @@ impl Restore {
             next = input.offset.next();
             *records += 1;
             Ok(ControlFlow::Continue(()))
-        });
+        };
+        let read = reader.read_on(range, take, idle);
         range.from = next;
         read
     }
 
-    /// What the partition holds. Its end is that of what is not committed too.
-    fn log(&self, partition: &TopicPartition) -> Result<(Position, Position), Error> {
-        let ask = |at| {
-            let found = self.admin.offsets(&[(partition.clone(), at)], Isolation::ReadUncommitted)?;
-            Ok::<_, Error>(found.first().and_then(|(_, position)| *position).unwrap_or(Position(0)))
-        };
-        let high = ask(At::Latest)?;
-        Ok((ask(At::Earliest)?, high))
+    /// What the partition holds. Its end is that of what is not committed too. `None`: it was not told, and is asked for again,
+    /// since state up to a guessed end would lack what lies behind.
+    fn log(&self, partition: &TopicPartition) -> Result<Option<(Position, Position)>, Error> {
+        let ask = |at| self.admin.offsets(&[(partition.clone(), at)], Isolation::ReadUncommitted);
+        let high = told(partition, &ask(At::Latest)?);
+        Ok(told(partition, &ask(At::Earliest)?).zip(high))
     }
 
     /// A broker that is away, or a transaction that is open, is waited for.
@@ -218,13 +233,23 @@ impl Restore {
         if error.is_fatal() || (matches!(error.disposition(), Disposition::Fatal(_)) && !error.is_unknown_topic()) {
             return Err(Failure::stopped(format!("the state cannot be restored from {partition}: {error}")));
         }
-        if Instant::now() >= self.quiet_until {
-            self.quiet_until = Instant::now() + SAY_EVERY;
-            tracing::warn!(changelog = %partition, %error, "waiting to restore state");
-        }
+        say(&mut self.quiet_until, partition, error);
         std::thread::sleep(PAUSE);
         Ok(())
     }
+}
+
+/// Says now and then why a restore waits.
+fn say(quiet_until: &mut Instant, partition: &TopicPartition, error: &Error) {
+    if Instant::now() >= *quiet_until {
+        *quiet_until = Instant::now() + SAY_EVERY;
+        tracing::warn!(changelog = %partition, %error, "waiting to restore state");
+    }
+}
+
+/// What was told of a partition.
+fn told(partition: &TopicPartition, found: &[(TopicPartition, Option<Position>)]) -> Option<Position> {
+    found.iter().find(|(of, _)| of == partition).and_then(|(_, position)| *position)
 }
 
 fn cancelled() -> Failure {
@@ -248,4 +273,17 @@ fn foreign(partition: &TopicPartition) -> Failure {
          cannot be gone on with. Give the aggregate its former fields back, or another name, or clear its state with \
          semel reset"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_that_is_not_told_is_no_end() {
+        let partition = TopicPartition::new("t.n.changelog", 2);
+        let other = (TopicPartition::new("t.n.changelog", 1), Some(Position(7)));
+        assert_eq!(told(&partition, &[other.clone(), (partition.clone(), Some(Position(0)))]), Some(Position(0)));
+        assert_eq!(told(&partition, &[other, (partition.clone(), None)]), None);
+    }
 }

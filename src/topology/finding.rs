@@ -110,6 +110,7 @@ codes! {
         broker's is in the way (`check --online`)."
     DATABASE "database" "What the database has against a sink: a table, column, index or right is missing or does not \
         fit (`check --online`)."
+    STATE "state" "State that the job has kept so far and that does not fit the file (`check --online`)."
     RETENTION "retention" "A topic with a retention gets records with the time of their events: old events are \
      deleted soon after they are written."
     VERSION_OFFSET "version-offset" "A version made of the offset where a key need not stay in one partition."

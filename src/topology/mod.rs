@@ -5,6 +5,7 @@ pub mod describe;
 pub mod finding;
 pub mod keys;
 mod load;
+pub mod meaning;
 pub mod plan;
 pub mod report;
 pub mod spec;

@@ -221,6 +221,12 @@ impl Topology {
         sources.into_iter()
     }
 
+    /// Whether what comes to a node tells of several records.
+    pub fn is_folded(&self, id: NodeId) -> bool {
+        let aggregate = |id: NodeId| matches!(self.nodes[id.0].kind, NodeKind::Aggregate(_));
+        self.nodes[id.0].inputs.iter().any(|port| aggregate(port.node) || self.is_folded(port.node))
+    }
+
     /// The topic in which a job remembers itself: `<name>.job`.
     pub fn job_topic(&self) -> String {
         format!("{}.job", self.name)
@@ -299,8 +305,9 @@ fn ids(topology: &Topology) -> impl Iterator<Item = (NodeId, &super::spec::Node)
 /// The stage of transforms and Kafka sinks, if there are any, with the sources that they read.
 fn kafka_stage(topology: &Topology) -> Option<Stage> {
     let reads = |kind: &NodeKind| matches!(kind, NodeKind::Source(_) | NodeKind::Repartitioned { .. });
-    let inner = |kind: &NodeKind| !reads(kind) && !matches!(kind, NodeKind::PostgresSink(_));
-    let mut waiting: Vec<NodeId> = ids(topology).filter(|(_, node)| inner(&node.kind)).map(|(id, _)| id).collect();
+    // What reads a topic of the stage's own waits for its writer: a drain goes through the repartitions in this order.
+    let waits = |kind: &NodeKind| !matches!(kind, NodeKind::Source(_) | NodeKind::PostgresSink(_));
+    let mut waiting: Vec<NodeId> = ids(topology).filter(|(_, node)| waits(&node.kind)).map(|(id, _)| id).collect();
     if waiting.is_empty() {
         return None;
     }
@@ -314,7 +321,7 @@ fn kafka_stage(topology: &Topology) -> Option<Stage> {
     while let Some(next) = waiting.iter().position(|id| ready(id, &placed)) {
         let id = waiting.remove(next);
         placed[id.0] = true;
-        nodes.push(id);
+        nodes.extend(Some(id).filter(|id| !reads(&topology.nodes[id.0].kind)));
     }
     let name = topology.name.clone();
     Some(Stage { group: name.clone(), name, kind: StageKind::Kafka { sources, nodes } })
@@ -455,6 +462,28 @@ mod tests {
         assert!(
             plan.edges.iter().any(|e| e.from == EdgeEnd::Node("r.x".into()) && e.to == EdgeEnd::Node("out".into()))
         );
+    }
+
+    #[test]
+    fn what_reads_a_repartition_comes_behind_what_writes_it_wherever_the_file_has_them() {
+        let aggregate = |name: &str, input: &str| {
+            format!(
+                "[transforms.{name}]\ntype = \"aggregate\"\ninputs = [\"{input}\"]\ngroup_by = '.x'\n\
+                 fields.n = \"count\"\n"
+            )
+        };
+        let plan = Plan::new(topology(&format!(
+            "[sinks.out]\ntype = \"kafka\"\ninputs = [\"c\"]\ntopic = \"out\"\n{}{}{}\
+             [sources.in]\ntype = \"kafka\"\ntopics = [\"in\"]\n",
+            aggregate("c", "b"),
+            aggregate("b", "a"),
+            aggregate("a", "in"),
+        )));
+        let stage = &plan.stages[0];
+        assert_eq!(plan.repartitions(stage), ["t.a.repartition", "t.b.repartition", "t.c.repartition"]);
+        let StageKind::Kafka { nodes, .. } = &stage.kind else { panic!() };
+        let names: Vec<_> = nodes.iter().map(|id| plan.topology.nodes[id.0].name.as_str()).collect();
+        assert_eq!(names, ["a:repartition", "a", "b:repartition", "b", "c:repartition", "c", "out"]);
     }
 
     #[test]

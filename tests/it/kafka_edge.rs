@@ -1,12 +1,15 @@
 //! Records and transactions through the Kafka module, on a real broker.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use semel::cluster::Server;
 use semel::commit::metadata::TopicIds;
 use semel::error::{Disposition, Exit};
-use semel::kafka::{Admin, Connection, Consumer, ConsumerOptions, Isolation, Polled, Producer, ProducerOptions};
-use semel::record::{Position, TopicPartition};
+use semel::kafka::{
+    Admin, Connection, Consumer, ConsumerOptions, Error, Isolation, Polled, Producer, ProducerOptions, Range,
+};
+use semel::record::{Input, Position, TopicPartition};
 
 use crate::kafka_support::*;
 use crate::support::{self, eventually, unique};
@@ -88,6 +91,59 @@ fn an_aborted_transaction_is_invisible_and_the_position_steps_over_it() {
     eventually(SECONDS, "the log is stable", || topic.end(Isolation::ReadCommitted) == 4);
     assert_eq!(topic.end(Isolation::ReadUncommitted), 4);
     assert_eq!(Reader::with(&topic, &[(0, 0)], false).values(2), ["aborted", "committed"]);
+}
+
+/// What was aborted is fetched and never delivered. A restore that began again whenever nothing came for a while would not get
+/// past it.
+#[test]
+fn a_long_aborted_stretch_is_read_over_however_long_it_takes() {
+    if !online() {
+        return;
+    }
+    let read = |topic: &Topic, ms_a_fetch: &str, idle: &mut dyn FnMut(Error) -> Result<(), Error>| {
+        // Little a fetch; where nothing comes of it, the client asks for twice as much.
+        let slow =
+            [("max.partition.fetch.bytes", "1"), ("fetch.min.bytes", "1000000"), ("fetch.wait.max.ms", ms_a_fetch)];
+        let properties = slow.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let connection = Connection { properties, ..connection() };
+        let mut values = Vec::new();
+        let to = Position(topic.end(Isolation::ReadUncommitted));
+        let range = Range { partition: topic.partition(0), from: Position(0), to };
+        let take = |input: &Input<'_>| {
+            values.extend(input.value.map(<[u8]>::to_vec));
+            Ok(ControlFlow::Continue(()))
+        };
+        let read = semel::kafka::Reader::new(&connection, Duration::from_secs(1)).unwrap().read_on(&range, take, idle);
+        read.map(|()| values)
+    };
+    let many = Topic::new("aborted-many", 1);
+    let one = Topic::new("aborted-one", 1);
+    let id = unique("id");
+    for (topic, transactions, batches) in [(&many, 60, 1), (&one, 1, 100)] {
+        let producer = transactional(&id, &[topic.target()]);
+        for _ in 0..transactions {
+            producer.begin().unwrap();
+            for _ in 0..batches {
+                send(&producer, 0, None, Some(b"aborted"), &[]);
+                producer.flush(SECONDS).unwrap();
+            }
+            producer.abort(SECONDS).unwrap();
+        }
+        producer.begin().unwrap();
+        send(&producer, 0, None, Some(b"committed"), &[]);
+        producer.commit(SECONDS).unwrap();
+    }
+    // Each of many markers is something that came.
+    assert_eq!(read(&many, "20", &mut Err).unwrap(), [b"committed"]);
+    // The one transaction has a marker at its end alone.
+    assert!(read(&one, "200", &mut Err).unwrap_err().is_timeout());
+    let mut waited = 0;
+    let mut wait = |_| {
+        waited += 1;
+        Ok(())
+    };
+    assert_eq!(read(&one, "200", &mut wait).unwrap(), [b"committed"]);
+    assert!(waited > 0);
 }
 
 #[test]

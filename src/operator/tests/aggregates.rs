@@ -71,14 +71,15 @@ fn an_update_has_an_id_of_its_key_and_revision() {
         outputs(rig, key, &format!("{{\"id\":\"{id}\",\"total\":1}}"));
         rig.header(1, "semel-event-id").unwrap()
     };
-    let derived = |key: &str, revision| {
-        EventId::of_state("shop.totals", format!("\u{1}{key}").as_bytes(), revision, None)
+    let derived = |key: &str, revision, id: &str| {
+        let cause = Identity::Known(EventId::declared("in", id, None));
+        EventId::of_state("shop.totals", format!("\u{1}{key}").as_bytes(), revision, cause, None)
             .derived("shop", "out", 0)
             .to_string()
     };
-    assert_eq!(id(&mut rig, "c1", "a"), derived("c1", 1));
-    assert_eq!(id(&mut rig, "c1", "b"), derived("c1", 2));
-    assert_eq!(id(&mut rig, "c2", "c"), derived("c2", 1));
+    assert_eq!(id(&mut rig, "c1", "a"), derived("c1", 1, "a"));
+    assert_eq!(id(&mut rig, "c1", "b"), derived("c1", 2, "b"));
+    assert_eq!(id(&mut rig, "c2", "c"), derived("c2", 1, "c"));
     // Another attempt, from what was committed: the same update under the same id.
     rig.pipeline.sealed(BatchId(0));
     rig.pipeline.committed(BatchId(0));
@@ -86,7 +87,23 @@ fn an_update_has_an_id_of_its_key_and_revision() {
     rig.pipeline.abandon();
     assert!(rig.pipeline.holds(StoreId(0), 14));
     assert_eq!(id(&mut rig, "c1", "d"), first);
-    assert_eq!(first, derived("c1", 3));
+    assert_eq!(first, derived("c1", 3, "d"));
+}
+
+/// As after a reset: from the beginning the same updates come again, from elsewhere others that nobody may take for those.
+#[test]
+fn updates_of_state_that_begins_anew_have_their_ids_again_from_the_same_record_on_alone() {
+    let ids = |from: usize| -> Vec<String> {
+        let mut rig = totals().run();
+        let mut id = |id: &&str| {
+            outputs(&mut rig, "c1", &format!("{{\"id\":\"{id}\",\"total\":1}}"));
+            rig.header(1, "semel-event-id").unwrap()
+        };
+        ["a", "b", "c", "d"][from..].iter().map(&mut id).collect()
+    };
+    let all = ids(0);
+    assert_eq!(ids(0), all);
+    assert!(ids(1).iter().all(|id| !all.contains(id)));
 }
 
 #[test]

@@ -112,6 +112,7 @@ impl Worker {
         self.state.task.unassigned(partitions);
         self.state.waiting.retain(|p| !partitions.contains(p));
         self.state.preparing.retain(|p| !partitions.contains(p));
+        self.state.stop_searching(partitions);
         self.state.hot = None;
         self.state.status.set_assigned(self.state.progress.partitions().len());
         tracing::info!(worker = self.state.options.name, partitions = %list(partitions), "given up");

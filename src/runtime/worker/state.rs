@@ -43,7 +43,26 @@ pub(super) struct Isolation {
     pub(super) reason: &'static str,
     /// Found: it is rejected when it comes again.
     pub(super) condemned: Option<(TopicPartition, Offset)>,
-    pub(super) passed: u64,
+    /// Partitions with where that ends which was given up with the record. However much passes elsewhere, as while one of
+    /// them restores its state, the search is not over before they are behind it.
+    pub(super) suspects: Vec<(TopicPartition, Position)>,
+}
+
+impl Isolation {
+    /// Takes committed positions; true when the condemned record is behind, or everything that was suspected.
+    fn committed(&mut self, positions: &[(TopicPartition, Position)]) -> bool {
+        let behind = |partition: &TopicPartition, end: Position| {
+            positions.iter().any(|(other, position)| other == partition && *position >= end)
+        };
+        self.suspects.retain(|(partition, end)| !behind(partition, *end));
+        self.suspects.is_empty() || self.condemned.as_ref().is_some_and(|(p, offset)| behind(p, offset.next()))
+    }
+
+    /// Partitions went to others; true when nothing is left to look for here.
+    fn given_up(&mut self, partitions: &[TopicPartition]) -> bool {
+        self.suspects.retain(|(partition, _)| !partitions.contains(partition));
+        self.suspects.is_empty()
+    }
 }
 
 /// Everything of a worker but the consumer, which lends out the record at hand.
@@ -99,6 +118,12 @@ impl State {
         let partitions: Vec<TopicPartition> = found.known.iter().map(|(partition, ..)| partition.clone()).collect();
         let unready = self.task.prepare(&partitions)?;
         found.known.retain(|(partition, ..)| !unready.contains(partition));
+        for (partition, position, _) in &found.known {
+            if let Some(state) = self.task.revision(partition).filter(|revision| *revision > 0) {
+                let committed = found.revisions.get(partition).copied().flatten();
+                self.positions.is_of_state(partition, *position, committed, state, self.options.guarantee)?;
+            }
+        }
         self.preparing.extend(unready.iter().cloned());
         Ok(unready)
     }
@@ -214,6 +239,10 @@ impl State {
             self.phase = Phase::Sealing;
             return Ok(false);
         }
+        if !self.positions_first() {
+            let progress = &mut self.progress;
+            self.task.revise(&mut self.chunk, &mut |partition| progress.touch(partition));
+        }
         self.hand_over();
         self.opened = None;
         self.seal();
@@ -225,7 +254,10 @@ impl State {
         if self.positions_first() {
             self.owe();
         }
-        if let Some(sealed) = self.progress.seal() {
+        if let Some(mut sealed) = self.progress.seal() {
+            let revision =
+                |(partition, _): &(TopicPartition, Position)| Some((partition.clone(), self.task.revision(partition)?));
+            sealed.revisions = sealed.positions.iter().filter_map(revision).collect();
             self.task.sealed(sealed.batch);
             let _ = self.link.work.send(ToCommitter::Seal { sealed, at: Instant::now() });
         }
@@ -313,11 +345,11 @@ impl State {
                 )));
             }
         }
-        self.isolation = Some(Isolation { limit, reason, condemned, passed: 0 });
+        self.isolation = Some(Isolation { limit, reason, condemned, suspects: self.progress.uncommitted() });
         Ok(())
     }
 
-    /// Ends the search when the condemned record is behind, or when enough passed without a refusal.
+    /// Ends the search for a refused record where it is over.
     pub(super) fn passed(&mut self, positions: &[(TopicPartition, Position)]) {
         if !self.resolved.is_empty() {
             for (partition, _) in positions {
@@ -326,14 +358,46 @@ impl State {
                 }
             }
         }
-        let Some(isolation) = &mut self.isolation else { return };
-        isolation.passed += 1;
-        let behind = isolation
-            .condemned
-            .as_ref()
-            .is_some_and(|(p, offset)| positions.iter().any(|(q, position)| p == q && *position >= offset.next()));
-        if behind || isolation.passed > 4 * ISOLATE_FROM {
-            self.isolation = None;
+        self.isolation.take_if(|isolation| isolation.committed(positions));
+    }
+
+    /// What is searched in partitions that went to others is theirs to find.
+    pub(super) fn stop_searching(&mut self, partitions: &[TopicPartition]) {
+        self.isolation.take_if(|isolation| isolation.given_up(partitions));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(partition: i32, position: i64) -> (TopicPartition, Position) {
+        (TopicPartition::new("in", partition), Position(position))
+    }
+
+    fn isolation(suspects: Vec<(TopicPartition, Position)>) -> Isolation {
+        Isolation { limit: 64, reason: "message-too-large", condemned: None, suspects }
+    }
+
+    #[test]
+    fn a_search_goes_on_until_all_that_is_suspected_is_behind_however_much_passes_elsewhere() {
+        let mut search = isolation(vec![at(0, 10), at(1, 20)]);
+        for passed in 0..10_000 {
+            // Partition 1 restores its state meanwhile.
+            assert!(!search.committed(&[at(0, passed), at(2, passed)]));
         }
+        assert!(!search.committed(&[at(1, 19)]));
+        assert!(search.committed(&[at(1, 20)]));
+    }
+
+    #[test]
+    fn a_search_ends_with_the_condemned_record_or_with_the_partition_that_it_is_in() {
+        let condemned = Some((TopicPartition::new("in", 1), Offset(14)));
+        let mut search = Isolation { condemned, ..isolation(vec![at(0, 10), at(1, 20)]) };
+        assert!(!search.committed(&[at(1, 14)]));
+        assert!(search.committed(&[at(1, 15)]));
+        let mut search = isolation(vec![at(0, 10), at(1, 20)]);
+        assert!(!search.given_up(&[TopicPartition::new("in", 1), TopicPartition::new("in", 2)]));
+        assert!(search.given_up(&[TopicPartition::new("in", 0)]));
     }
 }

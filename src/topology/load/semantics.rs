@@ -117,10 +117,12 @@ fn identities(cx: &mut Cx<'_>, drafts: &[Draft]) {
 
 /// Says of outputs that get an event's time that the broker deletes them by it.
 fn retention(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>], order: &[usize]) {
-    let mut timed = vec![false; drafts.len()];
+    let (mut timed, mut folded) = (vec![false; drafts.len()], vec![false; drafts.len()]);
     for id in order {
         let own = matches!(&drafts[*id].kind, Some(NodeKind::Source(source)) if source.event_time.is_some());
         timed[*id] = own || inputs[*id].iter().any(|port| timed[port.node.0]);
+        let aggregate = matches!(&drafts[*id].kind, Some(NodeKind::Aggregate(_)));
+        folded[*id] = aggregate || inputs[*id].iter().any(|port| folded[port.node.0]);
         let Some(NodeKind::KafkaSink(KafkaSink { create: Some(create), .. })) = &drafts[*id].kind else { continue };
         let limit = create.config.get("retention.ms").filter(|limit| timed[*id] && *limit != "-1");
         if let Some(limit) = limit {
@@ -128,6 +130,15 @@ fn retention(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>], order: &[u
             cx.found.add(Severity::Note, code::RETENTION, drafts[*id].name_span.clone(), message).help(format!(
                 "an event that is older than retention.ms = {limit} when it comes is deleted soon after it is written"
             ));
+        }
+        let says = |setting: &str| create.config.contains_key(setting);
+        if timed[*id] && folded[*id] && !says("retention.ms") && !says("cleanup.policy") {
+            let message = format!("{} keeps updates by the event times of their records", drafts[*id].what());
+            cx.found.add(Severity::Note, code::RETENTION, drafts[*id].name_span.clone(), message).help(
+                "the broker's default, a week, deletes those of older records soon after they are written: say how long they \
+                 stay, such as config = { \"retention.ms\" = -1 }, or keep the last of each key by { \"cleanup.policy\" = \
+                 \"compact\" }",
+            );
         }
     }
 }

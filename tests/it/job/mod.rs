@@ -26,6 +26,7 @@ mod rights;
 mod rows;
 mod soak;
 mod standby;
+mod state;
 mod transactions;
 mod twins;
 mod windows;

@@ -212,4 +212,39 @@ fn check_online_compares_how_long_inputs_and_outputs_are_kept() {
     assert_eq!(short.len(), 1, "{short:?}");
     assert!(short[0].starts_with("retention: ") && short[0].contains("for 7d after its own time"), "{short:?}");
     assert_eq!(warnings("-1"), [""; 0]);
+
+    // As long as its source, and not as long as the events that an aggregate tells of may be old.
+    job.admin.create_topic(&job.topic("hours"), 1, 1, &keep("-1")).unwrap();
+    let hours = |retention: &str| {
+        job.admin.delete_topics(&[&job.topic("hours")]).unwrap();
+        job.admin.create_topic(&job.topic("hours"), 1, 1, &keep(retention)).unwrap();
+        let file = job.file(HOURS);
+        let output = job.semel(&["check", file.to_str().unwrap(), "--online"]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    job.admin.delete_topics(&[&job.topic("in")]).unwrap();
+    job.admin.create_topic(&job.topic("in"), 1, 1, &keep("604800000")).unwrap();
+    let short = hours("604800000");
+    assert!(short.contains("warning[retention]") && short.contains("updates have the event times"), "{short}");
+    let long = hours("-1");
+    assert!(!long.contains("warning"), "{long}");
 }
+
+const HOURS: &str = r#"
+name = "NAME"
+[kafka]
+[sources.orders]
+type = "kafka"
+topics = ["NAME.in"]
+event_id = ".id"
+event_time = ".at"
+[transforms.hours]
+type = "aggregate"
+inputs = ["orders"]
+window = { tumbling = "1h" }
+fields.orders = "count"
+[sinks.out]
+type = "kafka"
+inputs = ["hours"]
+topic = "NAME.hours"
+"#;

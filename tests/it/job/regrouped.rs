@@ -143,3 +143,54 @@ fn a_repartition_topic_is_emptied_and_a_reset_sends_again() {
     job.drain(&file);
     check(&job, 600);
 }
+
+/// Each aggregate stands in the file before the one that feeds it: a drain goes through the topics between them in the
+/// order of the records.
+#[test]
+fn a_drain_goes_through_every_repartition_whatever_the_order_of_the_file() {
+    let Some(cluster) = support::broker("a drain through repartitions") else { return };
+    let job = Job::new(cluster, "regroup-order", 4);
+    let file = job.file(
+        r#"
+name = "NAME"
+[kafka]
+[sinks.out]
+type = "kafka"
+inputs = ["all"]
+topic = "NAME.out"
+create = { partitions = 1 }
+[transforms.all]
+type = "aggregate"
+inputs = ["tens"]
+group_by = '"all"'
+fields.updates = "count"
+[transforms.tens]
+type = "aggregate"
+inputs = ["totals"]
+group_by = 'to_int!(.key) / 10'
+fields.updates = "count"
+[transforms.totals]
+type = "aggregate"
+inputs = ["orders"]
+group_by = ".customer"
+fields.orders = "count"
+[sources.orders]
+type = "kafka"
+topics = ["NAME.in"]
+"#,
+    );
+    // Again with repartitions that are there.
+    for count in [500, 1_000] {
+        let order = |i: u64| (format!("store-{}", i % 13), format!(r#"{{"customer":{}}}"#, i % 40));
+        job.produce_keyed("in", 4, (count - 500..count).map(order));
+        job.drain(&file);
+        let out = job.read("out");
+        let updates = |update: &str| serde_json::from_str::<Value>(update).unwrap()["updates"].as_u64().unwrap();
+        assert_eq!(out.iter().map(|update| updates(update.text())).max(), Some(count));
+        assert_eq!(out.len() as u64, count, "an order is an update all the way");
+        for topic in ["totals.repartition", "tens.repartition", "all.repartition"] {
+            let at: Vec<_> = job.positions(&job.name, topic).into_iter().map(|at| at.unwrap_or(0)).collect();
+            assert_eq!(at, job.ends(topic, Isolation::ReadUncommitted), "{topic}");
+        }
+    }
+}

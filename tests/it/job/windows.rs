@@ -108,7 +108,7 @@ fn windows_are_right_through_kills_and_late_records_stay_late() {
         Some(_) => drop(state.insert(input.key.unwrap().to_vec())),
         None => drop(state.remove(input.key.unwrap())),
     });
-    assert!(state.len() <= 4 + 8 * 3, "{} keys", state.len());
+    assert!(state.len() <= 2 * 4 + 8 * 3, "{} keys", state.len());
 }
 
 #[test]
