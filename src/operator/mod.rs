@@ -16,6 +16,7 @@ mod remap;
 mod route;
 pub mod row;
 mod scalar;
+mod sessions;
 mod sink;
 mod source;
 mod state;
@@ -23,11 +24,12 @@ mod steps;
 #[cfg(test)]
 mod tests;
 mod time;
+mod windows;
 
 pub use aggregate::Stamp;
 pub use counts::{Counts, NodeCounts};
 pub use partition::{murmur2, partition};
-pub use pipeline::{Environment, Outcome, Pipeline, Stop};
+pub use pipeline::{Closed, Environment, Outcome, Pipeline, Stop};
 pub use sink::ORIGIN;
 pub use state::{Memory, Store, StoreId, Writes};
 

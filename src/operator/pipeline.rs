@@ -9,11 +9,11 @@ use crate::clock::Clock;
 use crate::commit::progress::BatchId;
 use crate::error::Failure;
 use crate::expr::{Fault, Program, Runtime};
-use crate::ids::Deriver;
-use crate::record::{Input, Position};
+use crate::ids::{Deriver, Identity};
+use crate::record::{Headers, Input, Position};
 use crate::reject::{Reject, dead_letter};
 use crate::topology::plan::{Plan, PlannedStore, StageKind};
-use crate::topology::spec::{self, Node, NodeId, NodeKind, OnError, Repartition, Topology};
+use crate::topology::spec::{self, Format, Node, NodeId, NodeKind, OnError, Repartition, Topology};
 
 use super::aggregate::{Aggregate, Stamp, stamp};
 use super::filter::Filter;
@@ -24,7 +24,7 @@ use super::route::Route;
 use super::sink::Sink;
 use super::source::{Event, Source, Topic};
 use super::state::{States, Store, StoreId};
-use super::steps::{Operator, Run, Step};
+use super::steps::{Done, Operator, Run, Step};
 use super::{Counts, Pool, Slot};
 
 /// What a stage runs in.
@@ -43,8 +43,12 @@ pub struct Environment {
 /// What became of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It went through; `outputs` of it are in the chunk, perhaps none.
+    /// It went through; `outputs` of it are in the chunk. None: it was dropped on its way.
     Processed { outputs: u32 },
+    /// It is in the state, and puts nothing out now.
+    Kept,
+    /// It came too late: its windows had closed, and nothing else became of it.
+    Late,
     /// Its dead letter is in the chunk, and nothing else of it.
     Rejected { node: NodeId, reason: &'static str },
     /// It failed under `on_error = "skip"`: nothing of it is in the chunk.
@@ -63,6 +67,22 @@ pub struct Stop {
     pub offset: i64,
 }
 
+/// What a turn of closing windows came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Closed {
+    /// Windows that were put out.
+    pub windows: u32,
+    /// What of them is in the chunk.
+    pub outputs: u32,
+    /// Those that a later node rejected, by that node and its reason: their dead letters are in the chunk.
+    pub rejects: Vec<(NodeId, &'static str)>,
+    /// Those that a later node failed on under `on_error = "skip"`.
+    pub skipped: u32,
+}
+
+/// Windows that are closed in one turn, so that the chunk can be handed over between.
+const CLOSE_AT_ONCE: usize = 1000;
+
 /// The operators of a Kafka stage with their state between records.
 #[derive(Debug)]
 pub struct Pipeline {
@@ -78,6 +98,7 @@ pub struct Pipeline {
     queues: Vec<Vec<Slot>>,
     scratch: Vec<u8>,
     counts: Counts,
+    pub(super) close_at_once: usize,
 }
 
 impl Pipeline {
@@ -118,13 +139,15 @@ impl Pipeline {
             states: States::new(stores.len()),
             stamps: stamps.collect(),
             scratch: Vec::new(),
+            close_at_once: CLOSE_AT_ONCE,
             sources,
             steps,
         })
     }
 
     /// Runs one record of a source through the whole stage. Afterwards `chunk` holds all its outputs besides what was in it,
-    /// or only its dead letter. Outputs come in the order of the plan's nodes.
+    /// or only its dead letter. Outputs come in the order of the plan's nodes. No other record may come before all windows that
+    /// this one closed [are closed](Pipeline::close).
     ///
     /// # Errors
     /// The record failed under `on_error = "stop"`.
@@ -132,20 +155,94 @@ impl Pipeline {
         let mark = chunk.mark();
         let mut event = Event::default();
         match self.run(source, input, &mut event, chunk) {
-            Ok(outputs) => {
-                self.counts.keep();
-                self.states.keep();
-                self.pool.reset();
-                Ok(Outcome::Processed { outputs })
+            Ok(outcome) => {
+                self.keep();
+                Ok(outcome)
             }
             Err((node, fault)) => {
                 chunk.rewind(mark);
-                self.states.withdraw();
-                self.queues.iter_mut().for_each(Vec::clear);
-                self.pool.reset();
+                self.withdraw();
                 self.fail(node, fault, &event, input, chunk)
             }
         }
+    }
+
+    /// Closes windows whose time is over, in the order of their ends and then of their keys, as many as fit into one turn.
+    /// What is put out of one goes through the nodes behind as a record of its own: one that fails there is rejected alone,
+    /// and is closed all the same, or nothing could follow it. `None` once all are closed.
+    ///
+    /// # Errors
+    /// One failed under `on_error = "stop"`.
+    pub fn close(&mut self, chunk: &mut Chunk) -> Result<Option<Closed>, Stop> {
+        let Pipeline { steps, states, close_at_once, .. } = self;
+        let next = steps.iter_mut().enumerate().find_map(|(i, step)| match &mut step.operator {
+            Operator::Aggregate(aggregate) => {
+                Some((i, aggregate.close(*close_at_once, states, chunk)?, aggregate.name.clone()))
+            }
+            _ => None,
+        });
+        let Some((step, (partition, offset, finals), name)) = next else { return Ok(None) };
+        self.states.keep();
+        let mut closed = Closed::default();
+        for last in finals {
+            closed.windows += 1;
+            // It is of no record: its place is the store's, at which no source is.
+            let input = Input {
+                topic: &name,
+                partition,
+                offset,
+                timestamp: Some(last.last_ms),
+                key: Some(last.group.as_bytes()),
+                value: Some(&last.json),
+                headers: Headers::default(),
+            };
+            let event = Event { identity: Identity::Known(last.id), time_ms: Some(last.last_ms), tell: true };
+            let mark = chunk.mark();
+            match self.put_out(step, &input, &event, chunk) {
+                Ok(outputs) => {
+                    closed.outputs += outputs;
+                    self.keep();
+                }
+                Err((node, fault)) => {
+                    chunk.rewind(mark);
+                    self.withdraw();
+                    match self.fail(node, fault, &event, &input, chunk)? {
+                        Outcome::Rejected { node, reason } => closed.rejects.push((node, reason)),
+                        _ => closed.skipped += 1,
+                    }
+                }
+            }
+        }
+        Ok(Some(closed))
+    }
+
+    /// Whether windows are still to be closed.
+    pub fn is_closing(&self) -> bool {
+        let closing = |step: &Step| matches!(&step.operator, Operator::Aggregate(a) if !a.closing.is_empty());
+        self.steps.iter().any(closing)
+    }
+
+    /// Puts into `chunk` what has to be in the changelogs once a batch: to be called before a batch is sealed, when all windows
+    /// are closed.
+    pub fn settle(&mut self, chunk: &mut Chunk) {
+        let Pipeline { steps, states, .. } = self;
+        for step in steps {
+            if let Operator::Aggregate(aggregate) = &mut step.operator {
+                aggregate.tell_time(states, chunk);
+            }
+        }
+    }
+
+    fn keep(&mut self) {
+        self.counts.keep();
+        self.states.keep();
+        self.pool.reset();
+    }
+
+    fn withdraw(&mut self) {
+        self.states.withdraw();
+        self.queues.iter_mut().for_each(Vec::clear);
+        self.pool.reset();
     }
 
     /// Rejects a record for a reason that was found outside, such as a refusal by the broker: as `on_error` of the named node
@@ -166,6 +263,15 @@ impl Pipeline {
         self.pool.reset();
         let node = self.names.iter().position(|(name, _)| *name == reject.node).map_or(source, NodeId);
         self.fail(node, Fault::new(reject.reason, reject.message), &event, input, chunk)
+    }
+
+    /// The time that a source tells of a record's event; none where it does not.
+    pub fn event_time(&mut self, source: NodeId, input: &Input<'_>) -> Option<i64> {
+        let mut event = Event::default();
+        // Whether the record is taken is not asked here.
+        let _ = self.take_in(source, input, &mut event);
+        self.pool.reset();
+        event.time_ms
     }
 
     /// What every value of a store begins with.
@@ -212,6 +318,11 @@ impl Pipeline {
     /// Drops what is not committed.
     pub fn abandon(&mut self) {
         self.states.abandon();
+        for step in &mut self.steps {
+            if let Operator::Aggregate(aggregate) = &mut step.operator {
+                aggregate.abandon();
+            }
+        }
     }
 
     /// What happened so far, by node.
@@ -225,19 +336,59 @@ impl Pipeline {
         input: &Input<'_>,
         event: &mut Event,
         chunk: &mut Chunk,
-    ) -> Result<u32, (NodeId, Fault)> {
+    ) -> Result<Outcome, (NodeId, Fault)> {
         self.counts.open(source).input += 1;
         let slot = self.take_in(source, input, event).map_err(|fault| (source, fault))?;
         let Some((slot, from)) = slot else {
             self.counts.open(source).dropped += 1;
-            return Ok(0);
+            return Ok(Outcome::Processed { outputs: 0 });
         };
         self.counts.open(source).output += 1;
+        let done = self.walk(slot, From::Source(from), input, event, chunk)?;
+        Ok(match done {
+            Done { outputs: 0, applied: true, .. } => Outcome::Kept,
+            Done { outputs: 0, late: true, .. } => Outcome::Late,
+            Done { outputs, .. } => Outcome::Processed { outputs },
+        })
+    }
+
+    /// Runs what a window came to through the nodes behind.
+    fn put_out(
+        &mut self,
+        step: usize,
+        input: &Input<'_>,
+        event: &Event,
+        chunk: &mut Chunk,
+    ) -> Result<u32, (NodeId, Fault)> {
+        let node = self.steps[step].node;
+        self.counts.open(node).output += 1;
+        let slot = self.pool.take();
+        let record = self.pool.get_mut(slot);
+        record.start();
+        record.body.decode(Format::Json, input.value).map_err(|fault| (node, fault))?;
+        self.walk(slot, From::Step(step), input, event, chunk).map(|done| done.outputs)
+    }
+
+    fn walk(
+        &mut self,
+        slot: Slot,
+        from: From,
+        input: &Input<'_>,
+        event: &Event,
+        chunk: &mut Chunk,
+    ) -> Result<Done, (NodeId, Fault)> {
         let Pipeline { sources, steps, runtime, pool, states, queues, scratch, counts, .. } = self;
-        let mut run = Run { input, event, runtime, pool, states, counts, chunk, queues, scratch, outputs: 0 };
-        run.emit(slot, &sources[from].2);
+        let done = Done::default();
+        let mut run = Run { input, event, runtime, pool, states, counts, chunk, queues, scratch, done };
+        run.emit(
+            slot,
+            match from {
+                From::Source(source) => &sources[source].2,
+                From::Step(step) => &steps[step].takers[0],
+            },
+        );
         run.steps(steps)?;
-        Ok(run.outputs)
+        Ok(run.done)
     }
 
     /// Decodes a record; `None` if an expression of the source aborted.
@@ -296,6 +447,13 @@ impl Pipeline {
             }
         }
     }
+}
+
+/// Where a record begins its way.
+#[derive(Clone, Copy, Debug)]
+enum From {
+    Source(usize),
+    Step(usize),
 }
 
 /// The places in `nodes` of those that take from an output.

@@ -12,7 +12,7 @@ use crate::crash::{self, Point};
 use crate::error::Failure;
 use crate::kafka::{Admin, Connection};
 use crate::observe::status::StageStatus;
-use crate::operator::{Outcome, Pipeline, Stop, StoreId};
+use crate::operator::{Closed, Outcome, Pipeline, Stop, StoreId};
 use crate::record::{Input, TopicPartition};
 use crate::reject::Reject;
 use crate::runtime::task::Task;
@@ -43,9 +43,6 @@ pub struct State {
     /// The stage's retry topic: its records are folded into the state of other partitions.
     retry: String,
     restoring: HashMap<TopicPartition, Restoring>,
-    /// Whether records may come late, and how many did.
-    windows: bool,
-    late: u64,
 }
 
 impl State {
@@ -56,10 +53,9 @@ impl State {
         disk: Option<Disk>,
         stores: Vec<(PlannedStore, Uuid)>,
         retry: String,
-        windows: bool,
     ) -> State {
         let bounds = Bounds::new(Arc::clone(&admin));
-        State { connection, admin, disk, bounds, stores, retry, restoring: HashMap::new(), windows, late: 0 }
+        State { connection, admin, disk, bounds, stores, retry, restoring: HashMap::new() }
     }
 
     /// The stores that records of a topic reach.
@@ -77,12 +73,29 @@ impl KafkaTask {
     fn count(&self, outcome: Result<Outcome, Stop>) -> Result<(), Failure> {
         match outcome {
             Ok(Outcome::Processed { outputs: 0 }) => self.status.dropped.add(1),
-            Ok(Outcome::Processed { outputs }) => self.status.records_out.add(u64::from(outputs)),
+            Ok(Outcome::Processed { outputs }) => {
+                self.status.applied.add(1);
+                self.status.records_out.add(u64::from(outputs));
+            }
+            Ok(Outcome::Kept) => self.status.applied.add(1),
+            Ok(Outcome::Late) => self.status.late.add(1),
             Ok(Outcome::Rejected { node, reason }) => self.status.reject(&self.names[node.0], reason),
             Ok(Outcome::Skipped { .. }) => self.status.skipped.add(1),
             Err(stop) => return Err(Failure::stopped(stop.to_string())),
         }
         Ok(())
+    }
+
+    /// Closes windows for a turn; whether there may be more.
+    fn close(&mut self, chunk: &mut Chunk) -> Result<bool, Failure> {
+        let closed = self.pipeline.close(chunk).map_err(|stop| Failure::stopped(stop.to_string()))?;
+        let Some(Closed { windows, outputs, rejects, skipped: _ }) = closed else { return Ok(false) };
+        self.status.windows.add(u64::from(windows));
+        self.status.records_out.add(u64::from(outputs));
+        for (node, reason) in rejects {
+            self.status.reject_window(&self.names[node.0], reason);
+        }
+        Ok(self.pipeline.is_closing())
     }
 
     /// Whether the state of a partition is there; else it is being restored from now on.
@@ -126,12 +139,21 @@ impl Task for KafkaTask {
     fn process(&mut self, input: &Input<'_>, chunk: &mut Chunk) -> Result<(), Failure> {
         let source = self.source(input.topic);
         let outcome = self.pipeline.process(source, input, chunk);
-        if self.state.windows {
-            let late = self.pipeline.counts().late();
-            self.status.late.add(late - self.state.late);
-            self.state.late = late;
+        self.count(outcome)?;
+        self.close(chunk).map(drop)
+    }
+
+    /// Where more windows close than fit into a turn, the batch takes no other record before they are closed.
+    fn is_full(&self) -> bool {
+        self.pipeline.is_closing()
+    }
+
+    fn settle(&mut self, chunk: &mut Chunk, _wait: Duration) -> Result<bool, Failure> {
+        if self.close(chunk)? {
+            return Ok(false);
         }
-        self.count(outcome)
+        self.pipeline.settle(chunk);
+        Ok(true)
     }
 
     fn reject(

@@ -171,7 +171,7 @@ impl Worker {
                 if self.state.settle(Duration::from_millis(5))? {
                     return Ok(());
                 }
-                if self.state.awaits_commit()
+                if (self.state.awaits_commit() || self.state.is_backed_up())
                     && let Ok(message) = self.state.link.messages.recv_timeout(Duration::from_millis(5))
                 {
                     self.take(message)?;

@@ -210,7 +210,10 @@ impl State {
         if self.positions_first() {
             self.seal();
         }
-        if self.awaits_commit() || !self.task.settle(&mut self.chunk, wait)? {
+        if self.awaits_commit() || self.is_backed_up() || !self.task.settle(&mut self.chunk, wait)? {
+            if self.chunk.bytes_len() >= CHUNK_BYTES && self.streams() {
+                self.hand_over();
+            }
             self.phase = Phase::Sealing;
             return Ok(false);
         }
@@ -246,6 +249,11 @@ impl State {
     /// Whether the batch that ends waits for its positions to be committed.
     pub(super) fn awaits_commit(&self) -> bool {
         self.positions_first() && self.progress.in_flight() > 0
+    }
+
+    /// Whether the task has more to put into the batch than the committer has taken over.
+    pub(super) fn is_backed_up(&self) -> bool {
+        self.task.is_full() && self.streams() && self.link.bytes() >= self.options.channel_bytes
     }
 
     /// Whether nothing of what was sealed is under way: no positions, and no outputs that follow theirs.

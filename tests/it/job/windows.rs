@@ -49,25 +49,39 @@ type Updates = BTreeMap<String, Vec<(u64, u64, u64)>>;
 
 /// The updates of each customer in order, and how many records came too late: by partition, as the rule says.
 fn fold(job: &Job) -> (Updates, u64) {
-    let mut seen: BTreeMap<i32, u64> = BTreeMap::new();
+    let mut orders: BTreeMap<i32, Vec<(String, String)>> = BTreeMap::new();
+    each_committed(&job.brokers, &job.admin, &job.topic("in"), |input: &Input<'_>| {
+        let text = |bytes: Option<&[u8]>| String::from_utf8(bytes.unwrap().to_vec()).unwrap();
+        orders.entry(input.partition).or_default().push((text(input.key), text(input.value)));
+    });
+    let (mut updates, mut late) = (Updates::new(), 0);
+    for orders in orders.values() {
+        let (more, of_these) = fold_of(orders.iter());
+        updates.extend(more);
+        late += of_these;
+    }
+    (updates, late)
+}
+
+/// [`fold`] of the orders of one partition.
+fn fold_of<'a>(orders: impl Iterator<Item = &'a (String, String)>) -> (Updates, u64) {
+    let mut newest = 0;
     let mut windows: BTreeMap<(String, u64), (u64, u64)> = BTreeMap::new();
     let mut updates = Updates::new();
     let mut late = 0;
-    each_committed(&job.brokers, &job.admin, &job.topic("in"), |input: &Input<'_>| {
-        let order: Value = serde_json::from_slice(input.value.unwrap()).unwrap();
-        let customer = String::from_utf8(input.key.unwrap().to_vec()).unwrap();
+    for (customer, order) in orders {
+        let order: Value = serde_json::from_str(order).unwrap();
         let at = order["at"].as_u64().unwrap();
         let start = at / 5_000 * 5_000;
-        let newest = seen.entry(input.partition).or_default();
-        if start + 7_000 <= *newest {
+        if start + 7_000 <= newest {
             late += 1;
-            return;
+            continue;
         }
-        *newest = at.max(*newest);
+        newest = at.max(newest);
         let (count, total) = windows.entry((customer.clone(), start)).or_default();
         (*count, *total) = (*count + 1, *total + order["total"].as_u64().unwrap());
-        updates.entry(customer).or_default().push((start, *count, *total));
-    });
+        updates.entry(customer.clone()).or_default().push((start, *count, *total));
+    }
     (updates, late)
 }
 
@@ -112,17 +126,196 @@ fn windows_are_right_through_kills_and_late_records_stay_late() {
 }
 
 #[test]
-fn a_run_tells_how_many_records_were_late() {
+fn every_record_is_counted_as_applied_dropped_late_or_rejected() {
     let Some(cluster) = support::broker("late records") else { return };
-    let job = Job::new(cluster, "windows-late", 1);
-    let file = job.file(TOPOLOGY);
-    job.produce_keyed("in", 1, (0..2_000).map(order));
+    for (rule, name) in [("drop", "windows-late"), ("reject", "windows-late-reject")] {
+        let job = Job::new(cluster, name, 1);
+        let live = "[transforms.live]\ntype = \"filter\"\ninputs = [\"orders\"]\ncondition = '.total != 3'\n[transforms.totals]";
+        let text = TOPOLOGY.replace("grace = \"2s\"", &format!("grace = \"2s\", late = \"{rule}\", emit = \"close\""));
+        let text = text.replace("inputs = [\"orders\"]", "inputs = [\"live\"]").replace("[transforms.totals]", live);
+        let file = job.file(&text);
+        // One in fifty is filtered, one in fifty has a total that is none; both move no time.
+        let order = |i| {
+            let (key, value) = order(i);
+            (key, if i % 50 == 9 { value.replace("\"total\":9", "\"total\":\"x\"") } else { value })
+        };
+        let orders: Vec<_> = (0..2_000).map(order).collect();
+        job.produce_keyed("in", 1, orders.iter().cloned());
+        let report = job.drain(&file);
+        let stage = &report["stages"][0];
+        let number = |name: &str| stage[name].as_u64().unwrap();
+        let late = fold_of(orders.iter().filter(|(_, order)| !order.contains("\"x\"") && !order.contains(":3}"))).1;
+        assert!(late >= 15);
+        let rejected = 40 + if rule == "reject" { late } else { 0 };
+        assert_eq!((number("in"), number("dropped"), number("rejected")), (2_000, 40, rejected), "{stage}");
+        assert_eq!(number("late"), if rule == "drop" { late } else { 0 }, "{stage}");
+        let sum = ["applied", "dropped", "late", "rejected", "skipped"].map(number).iter().sum::<u64>();
+        assert_eq!(sum, number("in"), "{stage}");
+        assert_eq!(stage["windows"]["closed"].as_u64(), Some(number("out")), "what came out are windows: {stage}");
+        assert_eq!(job.read("dead-letters").len() as u64, rejected);
+    }
+}
+
+const FINALS: &str = r#"
+name = "NAME"
+[kafka]
+[sources.orders]
+type = "kafka"
+topics = ["NAME.in"]
+event_id = ".id"
+event_time = ".at"
+[transforms.hops]
+type = "aggregate"
+inputs = ["orders"]
+window = { hopping = "5s", advance = "2s", grace = "2s", emit = "close" }
+fields.orders = "count"
+fields.total = { sum = ".total" }
+[transforms.visits]
+type = "aggregate"
+inputs = ["orders"]
+window = { session = "1s", grace = "2s", emit = "close" }
+fields.orders = "count"
+fields.total = { sum = ".total" }
+[sinks.hops_out]
+type = "kafka"
+inputs = ["hops"]
+topic = "NAME.hops"
+create = { partitions = 4, config = { "retention.ms" = "-1" } }
+[sinks.visits_out]
+type = "kafka"
+inputs = ["visits"]
+topic = "NAME.visits"
+create = { partitions = 4, config = { "retention.ms" = "-1" } }
+"#;
+
+/// A customer orders for three seconds, then others do: visits end, and late orders join them.
+fn visit(i: u64) -> (String, String) {
+    (format!("c{}", i / 300 % 8), order(i).1)
+}
+
+/// A window: its end, its customer, its start, orders and total.
+type Window = (u64, String, u64, u64, u64);
+
+/// What is put out of windows that have closed, by partition and in order, as the rules say it: of hops and of visits.
+fn finals(job: &Job) -> [BTreeMap<i32, Vec<Window>>; 2] {
+    let mut time: BTreeMap<i32, u64> = BTreeMap::new();
+    let mut open: [BTreeMap<i32, Vec<Window>>; 2] = Default::default();
+    let mut finals: [BTreeMap<i32, Vec<Window>>; 2] = Default::default();
+    each_committed(&job.brokers, &job.admin, &job.topic("in"), |input: &Input<'_>| {
+        let order: Value = serde_json::from_slice(input.value.unwrap()).unwrap();
+        let customer = String::from_utf8(input.key.unwrap().to_vec()).unwrap();
+        let (at, total) = (order["at"].as_u64().unwrap(), order["total"].as_u64().unwrap());
+        let now = time.entry(input.partition).or_default();
+        *now = at.max(*now);
+        // A hop has closed two seconds after its end; a visit three after its last order, and not just then.
+        let closed: [fn(u64, u64) -> bool; 2] = [|end, now| end + 2_000 <= now, |end, now| end + 3_000 < now];
+        let (hops, visits) = (0, 1);
+        let windows = open[hops].entry(input.partition).or_default();
+        for start in (at / 2_000 * 2_000 - 4_000..=at).step_by(2_000).filter(|start| at < start + 5_000) {
+            let end = start + 5_000;
+            if closed[hops](end, *now) {
+                continue;
+            }
+            match windows.iter_mut().find(|window| (window.0, &window.1) == (end, &customer)) {
+                Some(window) => (window.3, window.4) = (window.3 + 1, window.4 + total),
+                None => windows.push((end, customer.clone(), start, 1, total)),
+            }
+        }
+        let windows = open[visits].entry(input.partition).or_default();
+        let mut one = (at, customer.clone(), at, 1, total);
+        let mut rest = Vec::new();
+        for window in windows.drain(..) {
+            if window.1 == customer && window.2 <= at + 1_000 && at <= window.0 + 1_000 {
+                one = (one.0.max(window.0), one.1, one.2.min(window.2), one.3 + window.3, one.4 + window.4);
+            } else {
+                rest.push(window);
+            }
+        }
+        if !closed[visits](one.0, *now) {
+            rest.push(one);
+        }
+        *windows = rest;
+        for kind in [hops, visits] {
+            let windows = open[kind].entry(input.partition).or_default();
+            let (mut over, rest): (Vec<Window>, Vec<Window>) =
+                windows.drain(..).partition(|window| closed[kind](window.0, *now));
+            over.sort();
+            finals[kind].entry(input.partition).or_default().extend(over);
+            *windows = rest;
+        }
+    });
+    finals
+}
+
+/// What was put out, by partition and in order.
+fn found(job: &Job, topic: &str) -> BTreeMap<i32, Vec<Window>> {
+    let mut found: BTreeMap<i32, Vec<Window>> = BTreeMap::new();
+    let mut ids = BTreeSet::new();
+    each_committed(&job.brokers, &job.admin, &job.topic(topic), |input| {
+        let shown: Value = serde_json::from_slice(input.value.unwrap()).unwrap();
+        let time = |name: &str| {
+            let text = shown[name].as_str().unwrap();
+            chrono::DateTime::parse_from_rfc3339(text).unwrap().timestamp_millis() as u64
+        };
+        let number = |name: &str| shown[name].as_u64().unwrap();
+        let customer = shown["key"].as_str().unwrap().to_owned();
+        let window = (time("window_end"), customer, time("window_start"), number("orders"), number("total"));
+        found.entry(input.partition).or_default().push(window);
+        assert!(ids.insert(input.headers.last("semel-event-id").flatten().unwrap().to_vec()), "an id twice");
+    });
+    found
+}
+
+#[test]
+fn windows_that_are_put_out_on_close_are_there_once_and_in_order_through_kills() {
+    let Some(cluster) = support::broker("kill -9 of a job that puts windows out on close") else { return };
+    let job = Job::new(cluster, "windows-close", 4);
+    let file = job.file(FINALS);
+    std::thread::scope(|scope| {
+        let load = Load::start(scope, &job, 3_000, 4, visit);
+        job.kill_at_moments(&file, 4, "in");
+        load.stop()
+    });
+    job.drain(&file);
+    let expected = finals(&job);
+    for (topic, expected) in ["hops", "visits"].into_iter().zip(&expected) {
+        let found = found(&job, topic);
+        let windows: usize = expected.values().map(Vec::len).sum();
+        assert!(windows > 40, "{windows} {topic}");
+        for (partition, expected) in expected {
+            let found = found.get(partition).map_or(&[][..], Vec::as_slice);
+            let differs = expected.iter().zip(found).position(|(expected, found)| expected != found);
+            let at = differs.map(|at| (&expected[at], &found[at]));
+            assert_eq!((at, expected.len()), (None, found.len()), "{topic} {partition}");
+        }
+        println!("{windows} {topic}, each once and in order");
+    }
+}
+
+/// More windows than fit into one turn, or into the memory of the job's queues, close by one record.
+#[test]
+fn windows_of_many_keys_close_by_one_record() {
+    const KEYS: u64 = 30_000;
+    let Some(cluster) = support::broker("many windows that close at once") else { return };
+    let job = Job::new(cluster, "windows-many", 1);
+    let file = job.file(&FINALS.replace("[kafka]\n", "memory = \"3MiB\"\n[kafka]\n"));
+    let order = |i: u64| (format!("k{i:06}"), format!(r#"{{"id":"e{i}","at":{},"total":1}}"#, BASE));
+    job.produce_keyed("in", 1, (0..KEYS).map(order));
+    job.produce_keyed(
+        "in",
+        1,
+        [("z".to_owned(), format!(r#"{{"id":"z","at":{},"total":1}}"#, BASE + 60_000))].into_iter(),
+    );
     let report = job.drain(&file);
-    let (updates, late) = fold(&job);
-    let updates: usize = updates.values().map(Vec::len).sum();
+    for (topic, windows) in [("visits", 1), ("hops", 3)] {
+        let found = found(&job, topic);
+        assert!(found.values().all(|windows| windows.is_sorted()), "by their ends, then by their keys");
+        let mut count: BTreeMap<&str, u64> = BTreeMap::new();
+        found.values().flatten().for_each(|window| *count.entry(&window.1).or_default() += 1);
+        assert_eq!(count.len() as u64, KEYS, "{topic}");
+        assert!(count.values().all(|count| *count == windows), "{topic}");
+    }
     let stage = &report["stages"][0];
-    let number = |name: &str| stage[name].as_u64().unwrap();
-    assert_eq!((number("late"), number("out"), number("in")), (late, updates as u64, 2_000), "{stage}");
-    assert_eq!(number("out") + number("dropped"), 2_000, "late ones are among those dropped");
-    assert!(late >= 15);
+    assert_eq!(stage["windows"]["closed"].as_u64(), stage["out"].as_u64(), "{stage}");
+    assert_eq!(stage["applied"].as_u64(), Some(KEYS + 1), "{stage}");
 }
