@@ -103,6 +103,13 @@ impl Progress {
         }
     }
 
+    /// The open batch holds something of a partition that no record made: the next seal commits where it stands.
+    pub fn touch(&mut self, partition: &TopicPartition) {
+        if let Some(id) = self.ids.get(partition) {
+            self.slots[*id].touched = true;
+        }
+    }
+
     /// Records in the open batch.
     pub fn open_records(&self) -> u64 {
         self.records
@@ -183,6 +190,12 @@ mod tests {
         let sealed = progress.seal().unwrap();
         assert_eq!(sealed.positions, [(tp(0), Position(8)), (tp(1), Position(0))]);
         assert_eq!(progress.seal(), None);
+        progress.touch(&tp(2));
+        assert_eq!(
+            progress.seal().unwrap().positions,
+            [(tp(2), Position(9))],
+            "what no record moved stands where it stood"
+        );
         assert!(!progress.is_due(slot, Offset(7)));
         assert!(progress.is_due(slot, Offset(8)));
     }

@@ -264,6 +264,39 @@ impl Aggregate {
         Some((partition, offset, finals))
     }
 
+    /// The time of a partition, of one whose time goes on without records; none where there was no record yet.
+    pub(super) fn time(&mut self, partition: i32, states: &mut States, chunk: &mut Chunk) -> Option<i64> {
+        let window = self.spec.window.filter(|window| window.idle_ms.is_some())?;
+        let place = Place { states, chunk, partition };
+        let time = match window.kind {
+            WindowKind::Aligned { .. } => self.time_aligned(&place),
+            WindowKind::Session { .. } => self.time_session(&place),
+        };
+        // Without its state a partition is another's.
+        time.ok().flatten()
+    }
+
+    /// Moves the time of a partition without a record, where windows close by it; whether it did. `offset` is that of the last
+    /// record.
+    pub(super) fn advance(
+        &mut self,
+        time: i64,
+        partition: i32,
+        offset: Offset,
+        states: &mut States,
+        chunk: &mut Chunk,
+    ) -> bool {
+        let Some(window) = self.spec.window else { return false };
+        let mut place = Place { states, chunk, partition };
+        let moved = match window.kind {
+            WindowKind::Aligned { size_ms, advance_ms } => {
+                self.advance_aligned((size_ms, advance_ms), window, time, offset, &mut place)
+            }
+            WindowKind::Session { gap_ms } => self.advance_session(gap_ms, window, time, offset, &mut place),
+        };
+        moved.unwrap_or_default()
+    }
+
     /// Writes the time of partitions that moved to the changelog: once a batch.
     pub(super) fn tell_time(&mut self, states: &mut States, chunk: &mut Chunk) {
         for partition in std::mem::take(&mut self.moved) {

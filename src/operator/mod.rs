@@ -1,6 +1,7 @@
 //! The operators of a Kafka stage, and the pipeline that runs a record through them: whole, or rejected whole.
 
 mod aggregate;
+mod closing;
 mod coding;
 mod counts;
 mod filter;
@@ -27,9 +28,10 @@ mod time;
 mod windows;
 
 pub use aggregate::Stamp;
+pub use closing::Closed;
 pub use counts::{Counts, NodeCounts};
 pub use partition::{murmur2, partition};
-pub use pipeline::{Closed, Environment, Outcome, Pipeline, Stop};
+pub use pipeline::{Environment, Outcome, Pipeline, Stop};
 pub use sink::ORIGIN;
 pub use state::{Memory, Store, StoreId, Writes};
 

@@ -9,13 +9,14 @@ use crate::clock::Clock;
 use crate::commit::progress::BatchId;
 use crate::error::Failure;
 use crate::expr::{Fault, Program, Runtime};
-use crate::ids::{Deriver, Identity};
-use crate::record::{Headers, Input, Position};
+use crate::ids::Deriver;
+use crate::record::{Input, Position};
 use crate::reject::{Reject, dead_letter};
 use crate::topology::plan::{Plan, PlannedStore, StageKind};
-use crate::topology::spec::{self, Format, Node, NodeId, NodeKind, OnError, Repartition, Topology};
+use crate::topology::spec::{self, Node, NodeId, NodeKind, OnError, Repartition, Topology};
 
 use super::aggregate::{Aggregate, Stamp, stamp};
+use super::closing::CLOSE_AT_ONCE;
 use super::filter::Filter;
 use super::flat_map::FlatMap;
 use super::rekey::Rekey;
@@ -67,37 +68,21 @@ pub struct Stop {
     pub offset: i64,
 }
 
-/// What a turn of closing windows came to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Closed {
-    /// Windows that were put out.
-    pub windows: u32,
-    /// What of them is in the chunk.
-    pub outputs: u32,
-    /// Those that a later node rejected, by that node and its reason: their dead letters are in the chunk.
-    pub rejects: Vec<(NodeId, &'static str)>,
-    /// Those that a later node failed on under `on_error = "skip"`.
-    pub skipped: u32,
-}
-
-/// Windows that are closed in one turn, so that the chunk can be handed over between.
-const CLOSE_AT_ONCE: usize = 1000;
-
 /// The operators of a Kafka stage with their state between records.
 #[derive(Debug)]
 pub struct Pipeline {
     topology: String,
     names: Vec<(String, OnError)>,
     sources: Vec<(NodeId, Source, Vec<usize>)>,
-    steps: Vec<Step>,
+    pub(super) steps: Vec<Step>,
     dead_letters: (TargetId, Target),
     runtime: Runtime,
-    pool: Pool,
-    states: States,
+    pub(super) pool: Pool,
+    pub(super) states: States,
     stamps: Vec<Stamp>,
     queues: Vec<Vec<Slot>>,
     scratch: Vec<u8>,
-    counts: Counts,
+    pub(super) counts: Counts,
     pub(super) close_at_once: usize,
 }
 
@@ -167,79 +152,13 @@ impl Pipeline {
         }
     }
 
-    /// Closes windows whose time is over, in the order of their ends and then of their keys, as many as fit into one turn.
-    /// What is put out of one goes through the nodes behind as a record of its own: one that fails there is rejected alone,
-    /// and is closed all the same, or nothing could follow it. `None` once all are closed.
-    ///
-    /// # Errors
-    /// One failed under `on_error = "stop"`.
-    pub fn close(&mut self, chunk: &mut Chunk) -> Result<Option<Closed>, Stop> {
-        let Pipeline { steps, states, close_at_once, .. } = self;
-        let next = steps.iter_mut().enumerate().find_map(|(i, step)| match &mut step.operator {
-            Operator::Aggregate(aggregate) => {
-                Some((i, aggregate.close(*close_at_once, states, chunk)?, aggregate.name.clone()))
-            }
-            _ => None,
-        });
-        let Some((step, (partition, offset, finals), name)) = next else { return Ok(None) };
-        self.states.keep();
-        let mut closed = Closed::default();
-        for last in finals {
-            closed.windows += 1;
-            // It is of no record: its place is the store's, at which no source is.
-            let input = Input {
-                topic: &name,
-                partition,
-                offset,
-                timestamp: Some(last.last_ms),
-                key: Some(last.group.as_bytes()),
-                value: Some(&last.json),
-                headers: Headers::default(),
-            };
-            let event = Event { identity: Identity::Known(last.id), time_ms: Some(last.last_ms), tell: true };
-            let mark = chunk.mark();
-            match self.put_out(step, &input, &event, chunk) {
-                Ok(outputs) => {
-                    closed.outputs += outputs;
-                    self.keep();
-                }
-                Err((node, fault)) => {
-                    chunk.rewind(mark);
-                    self.withdraw();
-                    match self.fail(node, fault, &event, &input, chunk)? {
-                        Outcome::Rejected { node, reason } => closed.rejects.push((node, reason)),
-                        _ => closed.skipped += 1,
-                    }
-                }
-            }
-        }
-        Ok(Some(closed))
-    }
-
-    /// Whether windows are still to be closed.
-    pub fn is_closing(&self) -> bool {
-        let closing = |step: &Step| matches!(&step.operator, Operator::Aggregate(a) if !a.closing.is_empty());
-        self.steps.iter().any(closing)
-    }
-
-    /// Puts into `chunk` what has to be in the changelogs once a batch: to be called before a batch is sealed, when all windows
-    /// are closed.
-    pub fn settle(&mut self, chunk: &mut Chunk) {
-        let Pipeline { steps, states, .. } = self;
-        for step in steps {
-            if let Operator::Aggregate(aggregate) = &mut step.operator {
-                aggregate.tell_time(states, chunk);
-            }
-        }
-    }
-
-    fn keep(&mut self) {
+    pub(super) fn keep(&mut self) {
         self.counts.keep();
         self.states.keep();
         self.pool.reset();
     }
 
-    fn withdraw(&mut self) {
+    pub(super) fn withdraw(&mut self) {
         self.states.withdraw();
         self.queues.iter_mut().for_each(Vec::clear);
         self.pool.reset();
@@ -352,24 +271,7 @@ impl Pipeline {
         })
     }
 
-    /// Runs what a window came to through the nodes behind.
-    fn put_out(
-        &mut self,
-        step: usize,
-        input: &Input<'_>,
-        event: &Event,
-        chunk: &mut Chunk,
-    ) -> Result<u32, (NodeId, Fault)> {
-        let node = self.steps[step].node;
-        self.counts.open(node).output += 1;
-        let slot = self.pool.take();
-        let record = self.pool.get_mut(slot);
-        record.start();
-        record.body.decode(Format::Json, input.value).map_err(|fault| (node, fault))?;
-        self.walk(slot, From::Step(step), input, event, chunk).map(|done| done.outputs)
-    }
-
-    fn walk(
+    pub(super) fn walk(
         &mut self,
         slot: Slot,
         from: From,
@@ -410,7 +312,7 @@ impl Pipeline {
         Ok(taken.then_some((slot, from)))
     }
 
-    fn fail(
+    pub(super) fn fail(
         &mut self,
         node: NodeId,
         fault: Fault,
@@ -451,7 +353,7 @@ impl Pipeline {
 
 /// Where a record begins its way.
 #[derive(Clone, Copy, Debug)]
-enum From {
+pub(super) enum From {
     Source(usize),
     Step(usize),
 }

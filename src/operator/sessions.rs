@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 
 use crate::expr::{Fault, Runtime};
 use crate::ids::EventId;
+use crate::record::Offset;
 use crate::topology::spec::Window;
 
 use super::aggregate::{Aggregate, Folded, Folding, Place};
@@ -204,6 +205,31 @@ impl Aggregate {
         clock.due = next.first().map_or(i64::MAX, |key| untimed(key).0);
         self.set_clock(clock, place);
         Ok((finals, clock.due < close))
+    }
+
+    /// As [`Aggregate::time`].
+    pub(super) fn time_session(&mut self, place: &Place<'_>) -> Result<Option<i64>, Fault> {
+        let clock = self.clock(place)?;
+        Ok((clock.arrivals > 0).then_some(clock.time))
+    }
+
+    /// As [`Aggregate::advance`].
+    pub(super) fn advance_session(
+        &mut self,
+        gap: i64,
+        window: Window,
+        time: i64,
+        offset: Offset,
+        place: &mut Place<'_>,
+    ) -> Result<bool, Fault> {
+        let mut clock = self.clock(place)?;
+        if clock.due >= time - gap - window.grace_ms {
+            return Ok(false);
+        }
+        clock.time = clock.time.max(time);
+        self.set_clock(clock, place);
+        self.closing.entry(place.partition).or_insert((Vec::new(), offset));
+        Ok(true)
     }
 
     fn clock(&mut self, place: &Place<'_>) -> Result<Clock, Fault> {

@@ -5,6 +5,7 @@
 
 use crate::expr::{Fault, Runtime};
 use crate::ids::EventId;
+use crate::record::Offset;
 use crate::topology::spec::Window;
 
 use super::aggregate::{Aggregate, Folded, Folding, Place};
@@ -46,11 +47,10 @@ impl Aggregate {
         // Those before ended longer ago than the grace.
         let from = floor(time - size - window.grace_ms, advance) + advance;
         if from > open {
-            self.state.clear();
-            self.state.extend_from_slice(&self.stamp);
-            self.state.extend_from_slice(&from.to_be_bytes());
-            self.put(place, &CLOCK, Some(&self.state));
+            self.set_open(from, time, true, place);
             self.closing.entry(place.partition).or_insert((ordered(WINDOWED, open).to_vec(), folding.input.offset));
+        } else if window.idle_ms.is_some() && self.aligned_time() < Some(time) {
+            self.set_open(open, time, false, place);
         }
         if !self.evaluate(folding, runtime)? {
             return Ok(Folded::Dropped);
@@ -81,8 +81,54 @@ impl Aggregate {
         if !self.get(place, &CLOCK)? {
             return Ok(i64::MIN);
         }
-        let open = self.state.strip_prefix(&self.stamp).and_then(|bytes| bytes.try_into().ok());
-        Ok(i64::from_be_bytes(open.expect("what is restored has the stamp of this window")))
+        let open = self.state.strip_prefix(&self.stamp).and_then(|bytes| bytes.first_chunk());
+        Ok(i64::from_be_bytes(*open.expect("what is restored has the stamp of this window")))
+    }
+
+    /// The greatest time of a record, of the clock that was read last; it is kept where it goes on without records.
+    fn aligned_time(&self) -> Option<i64> {
+        let bytes = self.state.strip_prefix(&self.stamp)?.get(8..)?;
+        bytes.try_into().ok().map(i64::from_be_bytes)
+    }
+
+    /// Writes where open windows begin, to the changelog now or when the batch ends.
+    fn set_open(&mut self, open: i64, time: i64, now: bool, place: &mut Place<'_>) {
+        let time = self.spec.window.and_then(|window| window.idle_ms).map(|_| time.to_be_bytes());
+        let value = [&self.stamp[..], &open.to_be_bytes(), time.as_ref().map_or(&[], |time| &time[..])].concat();
+        if now {
+            self.put(place, &CLOCK, Some(&value));
+        } else {
+            place.states.write(self.store, place.partition, &CLOCK, Some(&value));
+            self.moved.insert(place.partition);
+        }
+    }
+
+    /// As [`Aggregate::time`].
+    pub(super) fn time_aligned(&mut self, place: &Place<'_>) -> Result<Option<i64>, Fault> {
+        let open = self.open(place)?;
+        // Where no time was kept, it is no earlier than where open windows begin.
+        Ok(self.aligned_time().or_else(|| (open > i64::MIN).then_some(open)))
+    }
+
+    /// As [`Aggregate::advance`].
+    pub(super) fn advance_aligned(
+        &mut self,
+        (size, advance): (i64, i64),
+        window: Window,
+        time: i64,
+        offset: Offset,
+        place: &mut Place<'_>,
+    ) -> Result<bool, Fault> {
+        let open = self.open(place)?;
+        let since = self.aligned_time().unwrap_or(open);
+        let from = floor(time - size - window.grace_ms, advance) + advance;
+        let (begin, below) = (ordered(WINDOWED, open), ordered(WINDOWED, from));
+        if place.states.keys(self.store, place.partition, &begin, &below, 1).is_empty() {
+            return Ok(false);
+        }
+        self.set_open(from, since, true, place);
+        self.closing.entry(place.partition).or_insert((begin.to_vec(), offset));
+        Ok(true)
     }
 
     /// Removes the next windows that have closed, so many at most, and answers what is put out of them: in the order of

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
@@ -13,7 +13,7 @@ use crate::error::Failure;
 use crate::kafka::{Admin, Connection};
 use crate::observe::status::StageStatus;
 use crate::operator::{Closed, Outcome, Pipeline, Stop, StoreId};
-use crate::record::{Input, TopicPartition};
+use crate::record::{Input, Offset, Position, TopicPartition};
 use crate::reject::Reject;
 use crate::runtime::task::Task;
 use crate::store::{Bounds, Changelog, Disk, Restoring};
@@ -43,6 +43,15 @@ pub struct State {
     /// The stage's retry topic: its records are folded into the state of other partitions.
     retry: String,
     restoring: HashMap<TopicPartition, Restoring>,
+    /// Partitions whose time may go on without records.
+    quiet: HashMap<TopicPartition, Quiet>,
+}
+
+/// Since when a partition stands where it stands, and at what time of its records in each store.
+struct Quiet {
+    position: Position,
+    since: Instant,
+    times: Vec<(StoreId, i64)>,
 }
 
 impl State {
@@ -55,7 +64,8 @@ impl State {
         retry: String,
     ) -> State {
         let bounds = Bounds::new(Arc::clone(&admin));
-        State { connection, admin, disk, bounds, stores, retry, restoring: HashMap::new() }
+        let (restoring, quiet) = (HashMap::new(), HashMap::new());
+        State { connection, admin, disk, bounds, stores, retry, restoring, quiet }
     }
 
     /// The stores that records of a topic reach.
@@ -148,6 +158,44 @@ impl Task for KafkaTask {
         self.pipeline.is_closing()
     }
 
+    fn has_timers(&self) -> bool {
+        (0..self.state.stores.len()).any(|store| self.pipeline.idle_ms(StoreId(store)).is_some())
+    }
+
+    fn tick(
+        &mut self,
+        partitions: &[(TopicPartition, Position)],
+        chunk: &mut Chunk,
+    ) -> Result<Vec<TopicPartition>, Failure> {
+        let (now, mut moved) = (Instant::now(), Vec::new());
+        for (partition, position) in partitions {
+            let KafkaTask { pipeline, state, .. } = self;
+            let number = partition.partition;
+            if state.quiet.get(partition).is_none_or(|quiet| quiet.position != *position) {
+                let times = state.of(&partition.topic);
+                let times = times.filter_map(|store| Some((store, pipeline.time(store, number, chunk)?))).collect();
+                state.quiet.insert(partition.clone(), Quiet { position: *position, since: now, times });
+                continue;
+            }
+            let quiet = &state.quiet[partition];
+            let silent = i64::try_from(now.duration_since(quiet.since).as_millis()).unwrap_or(i64::MAX);
+            let offset = Offset((position.0 - 1).max(0));
+            let mut closing = false;
+            for (store, time) in &quiet.times {
+                if pipeline.idle_ms(*store).is_some_and(|idle| silent >= idle) {
+                    closing |= pipeline.advance(*store, number, time.saturating_add(silent), offset, chunk);
+                }
+            }
+            if closing {
+                moved.push(partition.clone());
+            }
+        }
+        if !moved.is_empty() {
+            self.close(chunk)?;
+        }
+        Ok(moved)
+    }
+
     fn settle(&mut self, chunk: &mut Chunk, _wait: Duration) -> Result<bool, Failure> {
         if self.close(chunk)? {
             return Ok(false);
@@ -189,6 +237,7 @@ impl Task for KafkaTask {
         let KafkaTask { pipeline, state, .. } = self;
         for partition in partitions {
             state.restoring.remove(partition);
+            state.quiet.remove(partition);
             state.of(&partition.topic).for_each(|store| pipeline.release(store, partition.partition));
         }
     }

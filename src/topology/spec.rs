@@ -279,6 +279,8 @@ pub struct Window {
     pub grace_ms: i64,
     pub emit: Emit,
     pub late: Late,
+    /// After so long without a record a partition's time goes on with the clock.
+    pub idle_ms: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ fn session(gap_ms: i64, grace_ms: i64) -> Window {
 }
 
 fn window(kind: WindowKind, grace_ms: i64) -> Window {
-    Window { kind, grace_ms, emit: Emit::Update, late: Late::Drop }
+    Window { kind, grace_ms, emit: Emit::Update, late: Late::Drop, idle_ms: None }
 }
 
 fn on_close(window: Window) -> Window {
@@ -200,10 +200,10 @@ fn events(random: &mut Random) -> Vec<Event> {
         };
         let value = Some(random.below(5)).filter(|_| random.below(15) > 0);
         let far = if value.is_none() { 1000 } else { 0 };
-        let key = ['a', 'b', 'c'][random.below(3) as usize];
-        Event { partition: if key == 'c' { 15 } else { 14 }, key, at: (now - behind).max(0) + far, value }
+        let key = ['a', 'b', 'c', 'd', 'e', 'f'][random.below(6) as usize];
+        Event { partition: if key == 'f' { 15 } else { 14 }, key, at: (now - behind).max(0) + far, value }
     };
-    (0..60).map(event).collect()
+    (0..90).map(event).collect()
 }
 
 /// Runs the events in batches that are committed, given up, or lost with the process, and compares what the committed ones put
@@ -462,4 +462,35 @@ fn an_event_far_past_its_record_is_rejected_and_closes_nothing() {
     assert_eq!(rig.process(&record(r#"{"id":"z","at":92}"#)), Ok(Outcome::Kept), "its window is open");
     assert_eq!(rig.process(&record(r#"{"id":"z","at":150}"#)), Ok(Outcome::Kept));
     assert_eq!(rig.outs().last().unwrap().2.as_deref(), Some(&*shown("a", 90, 100, 2)));
+}
+
+#[test]
+fn a_partition_without_records_closes_its_windows_as_time_goes_on() {
+    for (window, last, over) in [(hopping(10, 5, 5), 10, 15), (session(4, 2), 7, 14)] {
+        let window = Window { idle_ms: Some(1_000), ..on_close(window) };
+        let mut rig = counts(window).sink("out", &["w"], None).run();
+        assert_eq!(rig.pipeline.idle_ms(StoreId(0)), Some(1_000));
+        assert_eq!(rig.pipeline.time(StoreId(0), 14, &mut rig.chunk), None, "no record, no time");
+        for time in [3, 7, 5] {
+            at(&mut rig, "a", time);
+        }
+        assert_eq!(rig.pipeline.time(StoreId(0), 14, &mut rig.chunk), Some(7));
+        let advance = |rig: &mut Rig, time| {
+            rig.chunk.clear();
+            let moved = rig.pipeline.advance(StoreId(0), 14, time, Offset(41), &mut rig.chunk);
+            while rig.pipeline.close(&mut rig.chunk).unwrap().is_some() {}
+            let ends =
+                rig.outs().into_iter().filter(|out| out.0 == "out").map(|out| out.2.unwrap()).collect::<Vec<_>>();
+            assert!(moved || rig.chunk.is_empty(), "nothing is written where nothing closes");
+            ends
+        };
+        assert_eq!(advance(&mut rig, over - 1), [""; 0]);
+        assert_eq!(advance(&mut rig, over), [shown("a", if last == 10 { 0 } else { 3 }, last, 3)], "{window:?}");
+        assert_eq!(advance(&mut rig, over), [""; 0], "once");
+        assert_eq!(advance(&mut rig, over - 1), [""; 0], "never back");
+        // What is closed stays closed for what comes.
+        let outcome = at(&mut rig, "a", 4).0;
+        assert_eq!(outcome, Outcome::Late, "{window:?}");
+        assert_eq!(at(&mut rig, "a", 200).0, Outcome::Kept);
+    }
 }

@@ -79,6 +79,7 @@ pub(super) struct State {
     /// Where such partitions start, as it was found first.
     pub(super) resolved: HashMap<TopicPartition, Position>,
     pub(super) markers_at: Instant,
+    pub(super) tick_at: Instant,
     /// When unstable positions may be spoken of again.
     pub(super) quiet_until: Instant,
 }
@@ -156,6 +157,22 @@ impl State {
             self.hand_over();
         }
         Ok(self.is_full())
+    }
+
+    /// Lets the task do what time brings about.
+    pub(super) fn tick(&mut self, now: Instant) -> Result<(), Failure> {
+        if now < self.tick_at || !self.task.has_timers() {
+            return Ok(());
+        }
+        self.tick_at = now + super::TICK_EVERY;
+        for partition in self.task.tick(&self.progress.positions(), &mut self.chunk)? {
+            self.progress.touch(&partition);
+            if self.opened.is_none() {
+                self.opened = Some(now);
+                self.status.begin();
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn batch_limit(&self) -> u64 {

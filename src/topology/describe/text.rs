@@ -183,6 +183,9 @@ fn window_words(window: &Window) -> String {
     if window.emit == Emit::Close {
         text.push_str(", put out on close");
     }
+    if let Some(idle) = window.idle_ms {
+        let _ = write!(text, ", by the clock after {} without a record (time-dependent)", ms(idle));
+    }
     if window.late == Late::Reject {
         text.push_str(", late ones rejected");
     }

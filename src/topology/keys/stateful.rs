@@ -71,6 +71,13 @@ pub const WINDOW: Section = Section {
             "\"drop\"",
             "what happens to a late record: it is counted and puts out nothing, or it is a dead letter (`late`)",
         ),
+        key(
+            "idle",
+            "a duration",
+            "",
+            "with `emit = \"close\"`: when a partition brought nothing for so long its time goes on with the clock, so that its \
+             last windows close; what comes then may be late, which a replay decides otherwise",
+        ),
     ],
 };
 

@@ -83,6 +83,13 @@ fn window(cx: &mut Cx<'_>, table: &Table<'_>, item: &Item<'_>) -> Option<Window>
     let grace = window.get("grace").map(|_| cx.duration(&window, "grace", Duration::ZERO));
     let emit = cx.choice(&window, "emit", &[("update", Emit::Update), ("close", Emit::Close)]);
     let late = cx.choice(&window, "late", &[("drop", Late::Drop), ("reject", Late::Reject)]);
+    let idle = window.get("idle").map(|_| cx.duration(&window, "idle", Duration::from_secs(1)));
+    if idle.is_some() && emit != Some(Emit::Close) {
+        let message = "`idle` has no use: with emit = \"update\" every window is put out before it closes";
+        cx.found
+            .error(code::INVALID_VALUE, window.key_span("idle"), message)
+            .help("leave it out, or put windows out when they close: emit = \"close\"");
+    }
     let ms = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).min(LONGEST_MS);
     let [(word, such_as)] = given[..] else {
         let words: Vec<String> = KINDS.iter().map(|(kind, _)| format!("`{kind}`")).collect();
@@ -128,7 +135,12 @@ fn window(cx: &mut Cx<'_>, table: &Table<'_>, item: &Item<'_>) -> Option<Window>
         (_, None) => length.map(|size_ms| WindowKind::Aligned { size_ms, advance_ms: size_ms }),
     };
     let grace_ms = ms(grace.unwrap_or(Some(Duration::ZERO))?);
-    Some(Window { kind: kind?, grace_ms, emit: emit.unwrap_or(Emit::Update), late: late.unwrap_or(Late::Drop) })
+    let idle_ms = match idle {
+        Some(idle) => Some(ms(idle?)),
+        None => None,
+    };
+    let (emit, late) = (emit.unwrap_or(Emit::Update), late.unwrap_or(Late::Drop));
+    Some(Window { kind: kind?, grace_ms, emit, late, idle_ms })
 }
 
 /// A record may join two sessions: a reduction has to say what its two values come to.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use semel::record::Input;
 use serde_json::Value;
 
-use super::harness::{Job, Load, each_committed};
+use super::harness::{Job, Load, PATIENCE, each_committed};
 use crate::support;
 
 const TOPOLOGY: &str = r#"
@@ -318,4 +318,36 @@ fn windows_of_many_keys_close_by_one_record() {
     let stage = &report["stages"][0];
     assert_eq!(stage["windows"]["closed"].as_u64(), stage["out"].as_u64(), "{stage}");
     assert_eq!(stage["applied"].as_u64(), Some(KEYS + 1), "{stage}");
+}
+
+/// No record comes any more: the last windows close by the clock, and each once, though the job is killed meanwhile.
+#[test]
+fn windows_of_a_quiet_partition_close_by_the_clock() {
+    let Some(cluster) = support::broker("windows that close by the clock") else { return };
+    let job = Job::new(cluster, "windows-idle", 2);
+    let text = FINALS.replace("emit = \"close\"", "emit = \"close\", idle = \"1s\"");
+    let file = job.file(&text);
+    let order = |i: u64| (format!("k{i}"), format!(r#"{{"id":"e{i}","at":{},"total":1}}"#, BASE));
+    job.produce_keyed("in", 2, (0..20).map(order));
+    let all = |topic: &str, count: usize| {
+        let there = || {
+            job.admin.topic(&job.topic(topic)).unwrap().is_some()
+                && found(&job, topic).values().map(Vec::len).sum::<usize>() == count
+        };
+        support::eventually(PATIENCE, topic, there);
+    };
+    let process = job.start(&file);
+    // Visits close three seconds after their last order, hops up to seven.
+    all("visits", 20);
+    let positions = job.positions(&job.name, "in");
+    process.kill();
+    let process = job.start(&file);
+    all("hops", 60);
+    all("visits", 20);
+    assert_eq!(job.positions(&job.name, "in"), positions, "they stand where they stood");
+    process.kill();
+    // A record that comes then is late.
+    job.produce_keyed("in", 2, [order(0)].into_iter());
+    let report = job.drain(&file);
+    assert_eq!(report["stages"][0]["late"].as_u64(), Some(1), "{report}");
 }
