@@ -70,8 +70,7 @@ fn between<'m, V>(
     from: &[u8],
     below: &[u8],
 ) -> impl Iterator<Item = (&'m Vec<u8>, &'m V)> {
-    let range = (from < below).then(|| map.range::<[u8], _>((Bound::Included(from), Bound::Excluded(below))));
-    range.into_iter().flatten()
+    map.range::<[u8], _>((Bound::Included(from), Bound::Excluded(below)))
 }
 
 /// A store of the stage: its place in the plan's list.
@@ -144,7 +143,8 @@ impl States {
 
     /// The first keys that are there, from one on and below another, in order; so many at most.
     pub(super) fn keys(&self, store: StoreId, partition: i32, from: &[u8], below: &[u8], most: usize) -> Vec<Vec<u8>> {
-        let Some(part) = self.stores[store.0].get(&partition) else { return Vec::new() };
+        let part = self.stores[store.0].get(&partition).filter(|_| from < below);
+        let Some(part) = part else { return Vec::new() };
         let layers = part.sealed.iter().map(|(_, writes)| writes).chain([&part.open]);
         let mut layers: Vec<_> = layers.map(|writes| between(writes, from, below).peekable()).collect();
         let mut committed = VecDeque::new();
@@ -383,6 +383,7 @@ mod tests {
                 }
                 prop_assert_eq!(states.keys(STORE, 3, &[1], &[3], 1), &there[..there.len().min(1)]);
                 prop_assert_eq!(states.keys(STORE, 3, &[1], &[3], 9), there);
+                prop_assert_eq!(states.keys(STORE, 3, &[3], &[1], 9), Vec::<Vec<u8>>::new());
             }
         }
     }

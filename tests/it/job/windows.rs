@@ -351,3 +351,93 @@ fn windows_of_a_quiet_partition_close_by_the_clock() {
     let report = job.drain(&file);
     assert_eq!(report["stages"][0]["late"].as_u64(), Some(1), "{report}");
 }
+
+/// A topology of the repository, with the job's own topics.
+fn shipped(job: &Job, name: &str, input: &str, output: &str) -> std::path::PathBuf {
+    let path = format!("{}/topologies/{name}.toml", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let text = text
+        .replace(&format!("name = \"{name}\""), &format!("name = \"{}\"", job.name))
+        .replace(&format!("topics = [\"{input}\"]"), &format!("topics = [\"{}\"]", job.topic("in")))
+        .replace(&format!("topic = \"{name}.{output}\""), &format!("topic = \"{}\"", job.topic("out")));
+    assert_eq!(text.matches(&job.name).count(), 3, "{text}");
+    std::fs::write(job.path(), text).unwrap();
+    job.path()
+}
+
+fn rfc3339(ms: u64) -> String {
+    chrono::DateTime::from_timestamp_millis(ms as i64).unwrap().to_rfc3339()
+}
+
+/// A full minute six hours ago: the shipped topics keep what is put out of it.
+fn lately() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+    now / 60_000 * 60_000 - 6 * 3_600_000
+}
+
+#[test]
+fn the_shipped_sessions_are_visits() {
+    let Some(cluster) = support::broker("topologies/sessions.toml") else { return };
+    let job = Job::new(cluster, "visits", 2);
+    let file = shipped(&job, "sessions", "clicks", "visits");
+    let base = lately();
+    // Forty visitors come every hour, for three clicks a minute apart.
+    let click = |i: u64| {
+        let (hour, minute, visitor) = (i / 120, i / 40 % 3, i % 40);
+        let at = rfc3339(base + (hour * 60 + minute) * 60_000);
+        (format!("v{visitor}"), format!(r#"{{"click_id":"c{i}","page":"/{minute}","at":"{at}"}}"#))
+    };
+    job.produce_keyed("in", 2, (0..480).map(click));
+    let report = job.drain(&file);
+    let mut visits: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for visit in job.read("out") {
+        let shown: Value = serde_json::from_str(visit.text()).unwrap();
+        let visitor = shown["visitor"].as_str().unwrap().to_owned();
+        visits.entry(visitor).or_default().push(format!(
+            "{} {}",
+            shown["window_start"].as_str().unwrap(),
+            shown["clicks"]
+        ));
+    }
+    // The visits of the last hour are not over.
+    let start = |hour: u64| rfc3339(base + hour * 3_600_000).replace("+00:00", ".000Z");
+    let expected: Vec<String> = (0..3).map(|hour| format!("{} 3", start(hour))).collect();
+    assert_eq!(visits.len(), 40);
+    assert!(visits.values().all(|visits| *visits == expected), "{visits:?}");
+    assert_eq!(report["stages"][0]["applied"].as_u64(), Some(480), "{report}");
+}
+
+#[test]
+fn the_shipped_fraud_detection_raises_its_alerts() {
+    let Some(cluster) = support::broker("topologies/fraud-detection.toml") else { return };
+    // Of several partitions some would be read ahead of others by more than the grace.
+    let job = Job::new(cluster, "fraud", 1);
+    let file = shipped(&job, "fraud-detection", "payments", "alerts");
+    let base = lately();
+    // Cards pay every 40 seconds; one pays four times within 19.
+    let payment = |i: u64, card: &str, seconds: u64| {
+        let at = rfc3339(base + seconds * 1_000);
+        (
+            format!("shop{}", i % 7),
+            format!(r#"{{"payment_id":"p{i}","card":"{card}","amount":1,"country":"DK","paid_at":"{at}"}}"#),
+        )
+    };
+    let usual = (0..200).map(|i| (i / 20 * 40, payment(i, &format!("c{}", i % 20), i / 20 * 40)));
+    let burst = [81, 85, 90, 99].into_iter().map(|at| (at, payment(1_000 + at, "bad", at)));
+    let mut payments: Vec<(u64, (String, String))> = usual.chain(burst).collect();
+    payments.sort_by_key(|(at, _)| *at);
+    job.produce_keyed("in", 1, payments.into_iter().map(|(_, payment)| payment));
+    job.drain(&file);
+    let alerts: Vec<(String, String)> = job
+        .read("out")
+        .iter()
+        .map(|alert| {
+            let shown: Value = serde_json::from_str(alert.text()).unwrap();
+            assert_eq!((&shown["payments"], &shown["amount"]), (&Value::from(4), &Value::from(4)), "{shown}");
+            (shown["card"].as_str().unwrap().to_owned(), shown["window_start"].as_str().unwrap().to_owned())
+        })
+        .collect();
+    // Windows of a minute that begin at a multiple of ten seconds, hold the second 81 and the second 99.
+    let starts = [40, 50, 60, 70, 80].map(|second| rfc3339(base + second * 1_000).replace("+00:00", ".000Z"));
+    assert_eq!(alerts, starts.map(|start| ("bad".to_owned(), start)));
+}
