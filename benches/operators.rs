@@ -22,8 +22,8 @@ use semel::record::{Headers, Input, Offset};
 use semel::sink::postgres::{Batch, Column, Folded, Layout, Type};
 use semel::topology::plan::{Plan, Stage, StageKind};
 use semel::topology::spec::{
-    Format, Guarantee, Kafka, KafkaSink, Membership, Mode, Node, NodeId, NodeKind, OnError, Port, Source, Start,
-    Stores, Tombstones, Topology,
+    Format, Guarantee, Kafka, KafkaSink, Membership, Mode, Node, NodeId, NodeKind, OnError, Port, Source, Stores,
+    Tombstones, Topology,
 };
 use uuid::Uuid;
 
@@ -49,13 +49,8 @@ fn node(name: &str, input: Option<usize>, kind: NodeKind) -> Node {
 /// `topologies/orders.toml`, its Kafka stage: filter, remap, sink.
 fn pipeline(event_id: Option<&str>, event_time: Option<&str>) -> Pipeline {
     let value = |source: Option<&str>| source.map(|s| program(s, Role::Value));
-    let source = Source {
-        topics: vec!["orders".into()],
-        format: Format::Json,
-        event_id: value(event_id),
-        event_time: value(event_time),
-        start: Start::Earliest,
-    };
+    let source =
+        Source { event_id: value(event_id), event_time: value(event_time), ..Source::plain("orders", Format::Json) };
     let filter = NodeKind::Filter {
         condition: program(".status != \"cancelled\"", Role::Condition),
         tombstones: Tombstones::Pass,

@@ -45,6 +45,8 @@ pub const REASONS: &[(&str, &str)] = &[
     ("field", "a value that a field of an aggregate does not take, such as text for a sum"),
     ("overflow", "a number that a field of an aggregate does not hold exactly in 128 bits"),
     ("limit", "a value more than a field of an aggregate keeps"),
+    ("late", "the record's windows had closed, with late = \"reject\""),
+    ("ahead", "the event's time lies further past its record's own timestamp than the source's `max_ahead`"),
     (
         "retry",
         "a record of a retry topic that names no source which the stage reads, or whose state is with another worker",

@@ -211,7 +211,7 @@ impl Operators {
         let outcome = self.pipeline.process(*source, input, &mut self.chunk);
         let letters = looked.letters(input);
         let expected: Option<Vec<Expected>> = match outcome {
-            Ok(Outcome::Processed { .. } | Outcome::Skipped { .. }) => {
+            Ok(Outcome::Processed { .. } | Outcome::Skipped { .. } | Outcome::Kept | Outcome::Late) => {
                 let outputs = self.chunk.iter().filter_map(|out| {
                     let topic = self.audited[out.target.0 as usize]?;
                     let print = print(topic, out.partition, out.key, out.value, out.headers());

@@ -84,6 +84,7 @@ fn json(report: &Report) -> serde_json::Value {
             "stage": stage.name,
             "in": stage.records_in.get(),
             "out": stage.records_out.get(),
+            "applied": stage.applied.get(),
             "rejected": stage.rejected.get(),
             "rejects": rejects.collect::<Vec<_>>(),
             "dropped": stage.dropped.get(),
@@ -102,6 +103,7 @@ fn json(report: &Report) -> serde_json::Value {
             "rows": stage.rows.get(),
             "stale": stage.stale.get(),
             "late": stage.late.get(),
+            "windows": { "closed": stage.windows.get(), "rejected": stage.windows_rejected.get() },
             "ties": stage.ties.get(),
             "duplicates": stage.duplicates.get(),
         })

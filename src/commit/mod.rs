@@ -6,7 +6,7 @@ pub mod progress;
 pub mod protocol;
 
 #[cfg(test)]
-mod simulation;
+pub(crate) mod simulation;
 
 /// A run of work between two rewinds. Everything that a worker hands over carries its epoch; an abort kills the epoch,
 /// and what still arrives of it is discarded.

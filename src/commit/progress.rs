@@ -202,6 +202,12 @@ mod tests {
         let sealed = progress.seal().unwrap();
         assert_eq!(sealed.positions, [(tp(0), Position(8)), (tp(1), Position(0))]);
         assert_eq!(progress.seal(), None);
+        progress.touch(&tp(2));
+        assert_eq!(
+            progress.seal().unwrap().positions,
+            [(tp(2), Position(9))],
+            "what no record moved stands where it stood"
+        );
         assert!(!progress.is_due(slot, Offset(7)));
         assert!(progress.is_due(slot, Offset(8)));
     }

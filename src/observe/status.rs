@@ -47,7 +47,10 @@ pub struct StageStatus {
     pub records_in: Counter,
     pub records_out: Counter,
     pub rejected: Counter,
-    /// Records without an output: filtered, or aborted by their program.
+    /// Records that had an effect: an output, a change of state. Each record is counted as one of applied, dropped, late,
+    /// rejected and skipped.
+    pub applied: Counter,
+    /// Records without an effect: filtered, or aborted by their program.
     pub dropped: Counter,
     /// Records that failed and were passed over, with `on_error = "skip"`.
     pub skipped: Counter,
@@ -77,8 +80,12 @@ pub struct StageStatus {
     pub superseded: Counter,
     /// Records that the version guard ignored: the table, or their batch, had that version or a higher one before.
     pub stale: Counter,
-    /// Records whose window had closed.
+    /// Records whose windows had closed.
     pub late: Counter,
+    /// Windows that were put out when they closed.
+    pub windows: Counter,
+    /// Those that a later node rejected; they are no records that came in.
+    pub windows_rejected: Counter,
     pub ties: Counter,
     /// Records whose events the ledger knew.
     pub duplicates: Counter,
@@ -145,7 +152,13 @@ impl StageStatus {
         *self.rejects.lock().expect("no panic while counting").entry((node.to_owned(), reason)).or_default() += 1;
     }
 
-    /// Rejected records by node and reason.
+    /// Counts a window that `node`, behind the one that put it out, rejected.
+    pub fn reject_window(&self, node: &str, reason: &'static str) {
+        self.windows_rejected.add(1);
+        *self.rejects.lock().expect("no panic while counting").entry((node.to_owned(), reason)).or_default() += 1;
+    }
+
+    /// Rejected records and windows by node and reason.
     pub fn rejects(&self) -> BTreeMap<(String, &'static str), u64> {
         self.rejects.lock().expect("no panic while counting").clone()
     }

@@ -1,4 +1,8 @@
-//! `aggregate`: folds the records of a key into one that tells of all of them, and puts it out at each change.
+//! `aggregate`: folds the records of a key into one that tells of all of them, and puts it out at each change, or once its
+//! window closes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 
@@ -6,8 +10,8 @@ use crate::chunk::{Chunk, Target, TargetId};
 use crate::expr::{Body, Fault, Metadata, Program, Runtime};
 use crate::ids::{EventId, Identity};
 use crate::json::{unwritable, write, write_string};
-use crate::record::Input;
-use crate::topology::spec::{self, AggregateTombstones, Field, Format, Function, Window};
+use crate::record::{Input, Offset};
+use crate::topology::spec::{self, AggregateTombstones, Emit, Field, Format, Function, Late, WindowKind};
 
 use super::Record;
 use super::coding::{Coded, put_number};
@@ -15,30 +19,35 @@ use super::fold::{Cell, Refusal};
 use super::sink::record_size;
 use super::source::Event;
 use super::state::{States, StoreId};
+use super::time::rfc3339;
+use super::windows::{CLOCK, Final};
 
 /// The format byte of values, and of keys without a window.
 const FORMAT: u8 = 1;
-/// Of a key in a window: the window's start, so that windows come in their order, then the key.
-const WINDOWED: u8 = 2;
-/// Of the one key under which stands where open windows begin.
-const OPEN: u8 = 3;
 
 /// The first bytes of every value of a store: its format, and which fields it holds.
 pub type Stamp = [u8; 5];
 
 #[derive(Clone, Debug)]
 pub(super) struct Aggregate {
-    store: StoreId,
+    pub(super) store: StoreId,
     /// `<topology>.<node>`, part of the ids of its updates.
-    name: String,
-    spec: spec::Aggregate,
+    pub(super) name: String,
+    pub(super) spec: spec::Aggregate,
     changelog: (TargetId, Target),
-    stamp: Stamp,
-    key: Vec<u8>,
-    state: Vec<u8>,
+    pub(super) stamp: Stamp,
+    /// The value that was read last.
+    pub(super) state: Vec<u8>,
+    /// What the fields are given of the record at hand, as JSON.
+    values: Vec<Vec<u8>>,
     text: Vec<u8>,
-    /// The update that was put out last, as JSON.
+    /// What the record at hand puts out: JSON texts, and where each lies with its id.
     output: Vec<u8>,
+    updates: Vec<(Range<usize>, EventId)>,
+    /// Partitions in which windows close: from which key on, and the record that closed them.
+    pub(super) closing: BTreeMap<i32, (Vec<u8>, Offset)>,
+    /// Partitions whose time goes into the changelog when the batch ends.
+    pub(super) moved: BTreeSet<i32>,
 }
 
 /// Which fields a store holds: what is restored must have been written by an aggregate of the same.
@@ -50,11 +59,40 @@ pub(super) fn stamp(spec: &spec::Aggregate) -> Stamp {
             hash.update(part);
         }
     }
-    if let Some(window) = spec.window {
-        hash.update(window.size_ms.to_be_bytes());
+    match spec.window.map(|window| window.kind) {
+        None => {}
+        Some(WindowKind::Aligned { size_ms, advance_ms }) => {
+            hash.update(size_ms.to_be_bytes());
+            if advance_ms != size_ms {
+                hash.update(advance_ms.to_be_bytes());
+            }
+        }
+        Some(WindowKind::Session { gap_ms }) => {
+            hash.update("session");
+            hash.update(gap_ms.to_be_bytes());
+        }
     }
     let hash = hash.finalize();
     [FORMAT, hash[0], hash[1], hash[2], hash[3]]
+}
+
+/// The state of a record's partition, and the chunk that its changelog goes into.
+pub(super) struct Place<'a> {
+    pub(super) states: &'a mut States,
+    pub(super) chunk: &'a mut Chunk,
+    pub(super) partition: i32,
+}
+
+/// A record that is being folded.
+pub(super) struct Folding<'a> {
+    pub(super) record: &'a Record,
+    pub(super) input: &'a Input<'a>,
+    /// Its key, which an update holds as a member.
+    pub(super) group: &'a str,
+    metadata: Metadata<'a>,
+    /// The event and its time, for the ids of updates.
+    pub(super) cause: Identity,
+    pub(super) time_ms: Option<i64>,
 }
 
 impl Aggregate {
@@ -68,20 +106,24 @@ impl Aggregate {
             store,
             name,
             stamp: stamp(spec),
+            values: vec![Vec::new(); spec.fields.len()],
             spec: spec.clone(),
             changelog,
-            key: Vec::new(),
             state: Vec::new(),
             text: Vec::new(),
             output: Vec::new(),
+            updates: Vec::new(),
+            closing: BTreeMap::new(),
+            moved: BTreeSet::new(),
         }
     }
 
-    /// Folds a record into the state of its key, and writes that to the changelog. The update is in [`Aggregate::output`].
+    /// Folds a record into the state of its key, and writes that to the changelog. What it puts out is in
+    /// [`Aggregate::updates`].
     ///
     /// # Errors
-    /// `null-key`, `key`, `tombstone`, `event-time`, `field`, `overflow`, `limit`, `too-large`, those of the expressions, and `retry`
-    /// where another worker has the state.
+    /// `null-key`, `key`, `tombstone`, `event-time`, `late`, `field`, `overflow`, `limit`, `too-large`, those of the
+    /// expressions, and `retry` where another worker has the state.
     pub(super) fn fold(
         &mut self,
         record: &Record,
@@ -91,6 +133,8 @@ impl Aggregate {
         states: &mut States,
         chunk: &mut Chunk,
     ) -> Result<Folded, Fault> {
+        self.output.clear();
+        self.updates.clear();
         if record.body.is_null() {
             return match self.spec.tombstones {
                 AggregateTombstones::Drop => Ok(Folded::Dropped),
@@ -103,224 +147,348 @@ impl Aggregate {
         let Ok(group) = std::str::from_utf8(key) else {
             return Err(Fault::new("key", "the key is not UTF-8, and updates hold it as a member"));
         };
-        let mut start = None;
-        if let Some(window) = self.spec.window {
-            let time = event.time_ms.or(input.timestamp).filter(|time| *time >= 0);
-            let time =
-                time.ok_or_else(|| Fault::new("event-time", "the record has no time, which its window is told by"))?;
-            if !self.open(window, time, input.partition, states, chunk)? {
-                return Ok(Folded::Late);
+        let identity = record.identity(event);
+        // Behind a repartition only the record's own id knows the event's time.
+        let carried = || match identity {
+            Identity::Known(id) => id.time_ms(),
+            Identity::Unknown | Identity::Place(..) => None,
+        };
+        let time_ms = event.time_ms.or_else(carried);
+        let metadata = Metadata::new(input, Some(key), identity);
+        let folding = Folding { record, input, group, metadata, cause: identity, time_ms };
+        let mut place = Place { states, chunk, partition: input.partition };
+        let Some(window) = self.spec.window else { return self.fold_all(&folding, runtime, &mut place) };
+        let time = event.time_ms.or(input.timestamp).filter(|time| *time >= 0);
+        let time =
+            time.ok_or_else(|| Fault::new("event-time", "the record has no time, which its window is told by"))?;
+        let folded = match window.kind {
+            WindowKind::Aligned { size_ms, advance_ms } => {
+                self.fold_aligned(size_ms, advance_ms, window, time, &folding, runtime, &mut place)?
             }
-            start = Some(window.start(time));
+            WindowKind::Session { gap_ms } => self.fold_session(gap_ms, window, time, &folding, runtime, &mut place)?,
+        };
+        if matches!(folded, Folded::Late) && window.late == Late::Reject {
+            let message = format!("the time {} is late: its windows have closed", rfc3339(time));
+            return Err(Fault::new("late", message));
         }
-        self.key.clear();
-        match start {
-            None => self.key.push(FORMAT),
-            Some(start) => self.key.extend_from_slice(&windowed(start)),
+        Ok(folded)
+    }
+
+    /// Without windows: one group for all times.
+    fn fold_all(
+        &mut self,
+        folding: &Folding<'_>,
+        runtime: &mut Runtime,
+        place: &mut Place<'_>,
+    ) -> Result<Folded, Fault> {
+        let key = [&[FORMAT], folding.group.as_bytes()].concat();
+        let (revision, mut cells) = self.read(place, &key)?;
+        if !self.evaluate(folding, runtime)? || !self.apply(&mut cells, folding, runtime, 0)? {
+            return Ok(Folded::Dropped);
         }
-        self.key.extend_from_slice(key);
-        let (revision, mut cells) = self.read(states, input.partition)?;
-        let metadata = Metadata::new(input, Some(key), record.identity(event));
-        for (field, cell) in self.spec.fields.iter().zip(&mut cells) {
-            match take(field, cell, record, runtime, &metadata, &mut self.text)? {
-                Taken::Value => {}
-                Taken::Aborted => return Ok(Folded::Dropped),
-            }
+        self.write(revision + 1, &cells, &key, place)?;
+        let id = EventId::of_state(&self.name, &key, revision + 1, folding.cause, folding.time_ms);
+        self.show(folding.group, None, &cells, id);
+        Ok(Folded::Applied)
+    }
+
+    /// What the last record put out: JSON objects with their ids.
+    pub(super) fn updates(&self) -> impl Iterator<Item = (&[u8], EventId)> {
+        self.updates.iter().map(|(range, id)| (&self.output[range.clone()], *id))
+    }
+
+    /// Whether windows are put out once, when they close.
+    pub(super) fn waits(&self) -> bool {
+        self.spec.window.is_some_and(|window| window.emit == Emit::Close)
+    }
+
+    /// Puts out a group with its fields.
+    pub(super) fn show(&mut self, group: &str, window: Option<(i64, i64)>, cells: &[Cell], id: EventId) {
+        let start = self.output.len();
+        self.begin(group, window);
+        for (field, cell) in self.spec.fields.iter().zip(cells) {
+            self.output.push(b',');
+            member(&field.name, &mut self.output);
+            cell.write(field.function, &mut self.output);
         }
-        let revision = revision + 1;
-        self.write(revision, &cells, input.partition, states, chunk)?;
+        self.output.push(b'}');
+        self.updates.push((start..self.output.len(), id));
+    }
+
+    /// Takes back what was told of a session that another has taken in.
+    pub(super) fn retract(&mut self, group: &str, window: (i64, i64), id: EventId) {
+        let start = self.output.len();
+        self.begin(group, Some(window));
+        self.output.push(b',');
+        member(spec::RETRACTED, &mut self.output);
+        self.output.extend_from_slice(b"true}");
+        self.updates.push((start..self.output.len(), id));
+    }
+
+    /// What is put out of a window that closed.
+    pub(super) fn last_of(
+        &mut self,
+        group: String,
+        window: (i64, i64),
+        cells: &[Cell],
+        id: EventId,
+        last_ms: i64,
+    ) -> Final {
         self.output.clear();
+        self.updates.clear();
+        self.show(&group, Some(window), cells, id);
+        Final { group, json: self.output.clone(), id, last_ms }
+    }
+
+    /// Closes windows of one partition in which some have to, so many at most: which, by which record, and what is put out of
+    /// them. None where all are closed.
+    pub(super) fn close(
+        &mut self,
+        most: usize,
+        states: &mut States,
+        chunk: &mut Chunk,
+    ) -> Option<(i32, Offset, Vec<Final>)> {
+        let window = self.spec.window?;
+        let (partition, (from, offset)) = self.closing.pop_first()?;
+        let mut place = Place { states, chunk, partition };
+        let closed = match window.kind {
+            WindowKind::Aligned { size_ms, .. } => self.close_aligned(size_ms, &from, most, &mut place),
+            WindowKind::Session { gap_ms } => self
+                .close_sessions(gap_ms, window, most, &mut place)
+                .map(|(finals, more)| (finals, more.then(Vec::new))),
+        };
+        // Without its state a partition is another's to close.
+        let (finals, rest) = closed.unwrap_or_default();
+        if let Some(from) = rest {
+            self.closing.insert(partition, (from, offset));
+        }
+        Some((partition, offset, finals))
+    }
+
+    /// The time of a partition, of one whose time goes on without records; none where there was no record yet.
+    pub(super) fn time(&mut self, partition: i32, states: &mut States, chunk: &mut Chunk) -> Option<i64> {
+        let window = self.spec.window.filter(|window| window.idle_ms.is_some())?;
+        let place = Place { states, chunk, partition };
+        let time = match window.kind {
+            WindowKind::Aligned { .. } => self.time_aligned(&place),
+            WindowKind::Session { .. } => self.time_session(&place),
+        };
+        // Without its state a partition is another's.
+        time.ok().flatten()
+    }
+
+    /// Moves the time of a partition without a record, where windows close by it; whether it did. `offset` is that of the last
+    /// record.
+    pub(super) fn advance(
+        &mut self,
+        time: i64,
+        partition: i32,
+        offset: Offset,
+        states: &mut States,
+        chunk: &mut Chunk,
+    ) -> bool {
+        let Some(window) = self.spec.window else { return false };
+        let mut place = Place { states, chunk, partition };
+        let moved = match window.kind {
+            WindowKind::Aligned { size_ms, advance_ms } => {
+                self.advance_aligned((size_ms, advance_ms), window, time, offset, &mut place)
+            }
+            WindowKind::Session { gap_ms } => self.advance_session(gap_ms, window, time, offset, &mut place),
+        };
+        moved.unwrap_or_default()
+    }
+
+    /// Writes the time of partitions that moved to the changelog: once a batch.
+    pub(super) fn tell_time(&mut self, states: &mut States, chunk: &mut Chunk) {
+        for partition in std::mem::take(&mut self.moved) {
+            if states.read(self.store, partition, &CLOCK, &mut self.state) == Some(true) {
+                self.log(partition, &CLOCK, Some(&self.state), chunk);
+            }
+        }
+    }
+
+    /// Forgets what was to be done for records that come again.
+    pub(super) fn abandon(&mut self) {
+        self.closing.clear();
+        self.moved.clear();
+    }
+
+    fn begin(&mut self, group: &str, window: Option<(i64, i64)>) {
         self.output.push(b'{');
         member(&self.spec.key_field, &mut self.output);
         write_string(group, &mut self.output);
-        if let (Some(window), Some(start)) = (self.spec.window, start) {
-            for (name, time) in [(spec::WINDOW_START, start), (spec::WINDOW_END, start + window.size_ms)] {
+        if let Some((start, end)) = window {
+            for (name, time) in [(spec::WINDOW_START, start), (spec::WINDOW_END, end)] {
                 self.output.push(b',');
                 member(name, &mut self.output);
                 write_string(&rfc3339(time), &mut self.output);
             }
         }
-        for (field, cell) in self.spec.fields.iter().zip(&cells) {
-            self.output.push(b',');
-            member(&field.name, &mut self.output);
-            cell.write(&mut self.output);
-        }
-        self.output.push(b'}');
-        // Behind a repartition only the record's own id knows the event's time.
-        let carried = || match record.identity(event) {
-            Identity::Known(id) => id.time_ms(),
-            Identity::Unknown | Identity::Place(..) => None,
-        };
-        let time_ms = event.time_ms.or_else(carried);
-        Ok(Folded::Update(EventId::of_state(&self.name, &self.key, revision, record.identity(event), time_ms)))
     }
 
-    /// Whether the window of a record takes it. A record whose time closes windows removes them.
-    fn open(
-        &mut self,
-        window: Window,
-        time: i64,
-        partition: i32,
-        states: &mut States,
-        chunk: &mut Chunk,
-    ) -> Result<bool, Fault> {
-        self.key.clear();
-        self.key.push(OPEN);
-        let told =
-            states.read(self.store, partition, &self.key, &mut self.state).ok_or_else(|| elsewhere(partition))?;
-        let open = if told { decode_open(&self.state, &self.stamp) } else { Some(i64::MIN) };
-        let open = open.expect("what is restored has the stamp of this window");
-        if window.start(time) < open {
-            return Ok(false);
-        }
-        let from = window.open_from(time);
-        if from > open {
-            self.state.clear();
-            self.state.extend_from_slice(&self.stamp);
-            self.state.extend_from_slice(&from.to_be_bytes());
-            put(&self.changelog, partition, &self.key, Some(&self.state), chunk);
-            states.write(self.store, partition, &self.key, Some(&self.state));
-            for key in states.keys(self.store, partition, &[WINDOWED], &windowed(from)) {
-                put(&self.changelog, partition, &key, None, chunk);
-                states.write(self.store, partition, &key, None);
-            }
-        }
-        Ok(true)
+    /// Reads a key to `state`; false where there is none.
+    ///
+    /// # Errors
+    /// `retry`: another worker has the state.
+    pub(super) fn get(&mut self, place: &Place<'_>, key: &[u8]) -> Result<bool, Fault> {
+        let Place { states, partition, .. } = place;
+        states.read(self.store, *partition, key, &mut self.state).ok_or_else(|| elsewhere(*partition))
     }
 
-    /// The last update: a JSON object.
-    pub(super) fn output(&self) -> &[u8] {
-        &self.output
+    /// Writes a key to state and changelog; none removes it.
+    pub(super) fn put(&self, place: &mut Place<'_>, key: &[u8], value: Option<&[u8]>) {
+        self.log(place.partition, key, value, place.chunk);
+        place.states.write(self.store, place.partition, key, value);
     }
 
-    /// Revision and cells of the key at hand.
-    fn read(&mut self, states: &States, partition: i32) -> Result<(u64, Vec<Cell>), Fault> {
-        match states.read(self.store, partition, &self.key, &mut self.state) {
-            None => Err(elsewhere(partition)),
-            Some(false) => Ok((0, self.spec.fields.iter().map(|field| Cell::new(field.function)).collect())),
-            Some(true) => Ok(self.decode().expect("what is restored has the stamp of these fields")),
+    fn log(&self, partition: i32, key: &[u8], value: Option<&[u8]>, chunk: &mut Chunk) {
+        let mut out = chunk.push(self.changelog.0);
+        out.partition(partition).key(Some(key)).value(value);
+        out.finish();
+    }
+
+    /// Revision and cells of a key.
+    pub(super) fn read(&mut self, place: &Place<'_>, key: &[u8]) -> Result<(u64, Vec<Cell>), Fault> {
+        if self.get(place, key)? {
+            return Ok(self.decode().expect("what is restored has the stamp of these fields"));
         }
+        Ok((0, self.spec.fields.iter().map(|field| Cell::new(field.function)).collect()))
     }
 
     fn decode(&self) -> Option<(u64, Vec<Cell>)> {
         let mut coded = Coded(self.state.strip_prefix(&self.stamp)?);
         let revision = coded.number()?;
-        let cells = self.spec.fields.iter().map(|field| Cell::decode(field.function, &mut coded));
+        let cells = self.spec.fields.iter().map(|field| Cell::new(field.function).decode(&mut coded));
         Some((revision, cells.collect::<Option<_>>()?))
     }
 
-    fn write(
+    pub(super) fn write(
         &mut self,
         revision: u64,
         cells: &[Cell],
-        partition: i32,
-        states: &mut States,
-        chunk: &mut Chunk,
+        key: &[u8],
+        place: &mut Place<'_>,
     ) -> Result<(), Fault> {
         self.state.clear();
         self.state.extend_from_slice(&self.stamp);
         put_number(revision, &mut self.state);
         cells.iter().for_each(|cell| cell.encode(&mut self.state));
-        let (_, target) = &self.changelog;
-        let size = record_size(self.key.len(), self.state.len());
-        if size > target.max_message_bytes {
-            let Target { topic, max_message_bytes, .. } = target;
+        self.put_state(key, place)
+    }
+
+    /// Writes a key to the value in `state`.
+    ///
+    /// # Errors
+    /// `too-large` for the changelog.
+    pub(super) fn put_state(&mut self, key: &[u8], place: &mut Place<'_>) -> Result<(), Fault> {
+        let Target { topic, max_message_bytes, .. } = &self.changelog.1;
+        let size = record_size(key.len(), self.state.len());
+        if size > *max_message_bytes {
             let message = format!(
                 "the state of the key takes {size} bytes, the topic `{topic}` takes {max_message_bytes} (max.message.bytes)"
             );
             return Err(Fault::new("too-large", message));
         }
-        put(&self.changelog, partition, &self.key, Some(&self.state), chunk);
-        states.write(self.store, partition, &self.key, Some(&self.state));
+        self.put(place, key, Some(&self.state));
         Ok(())
+    }
+
+    /// Works out what the fields are given of a record; reductions are worked out as they are applied. False if an
+    /// expression aborted: the record is dropped.
+    pub(super) fn evaluate(&mut self, folding: &Folding<'_>, runtime: &mut Runtime) -> Result<bool, Fault> {
+        let Folding { record, metadata, .. } = folding;
+        for (field, text) in self.spec.fields.iter().zip(&mut self.values) {
+            text.clear();
+            match &field.of {
+                None => text.extend_from_slice(b"true"),
+                Some(_) if field.function == Function::Reduce => {}
+                Some(program) => {
+                    if !json_text(program, record, runtime, metadata, text)? {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has the fields take their values. Null and what is not there are passed over. False if a reduction aborted.
+    pub(super) fn apply(
+        &mut self,
+        cells: &mut [Cell],
+        folding: &Folding<'_>,
+        runtime: &mut Runtime,
+        arrival: u64,
+    ) -> Result<bool, Fault> {
+        let Folding { record, metadata, .. } = folding;
+        for ((field, cell), value) in self.spec.fields.iter().zip(cells).zip(&self.values) {
+            let mut text = value;
+            if let Some(program) = field.of.as_ref().filter(|_| field.function == Function::Reduce) {
+                let both = both(field, cell, record)?;
+                self.text.clear();
+                if !evaluate(program, &both, runtime, metadata, &mut self.text)? {
+                    return Ok(false);
+                }
+                text = &self.text;
+            }
+            if text != b"null" {
+                cell.take(field.function, field.limit, text, arrival).map_err(|refusal| fault(field, refusal, text))?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has a session take in a later one. False if a merge aborted.
+    pub(super) fn merge(
+        &mut self,
+        cells: &mut [Cell],
+        later: Vec<Cell>,
+        folding: &Folding<'_>,
+        runtime: &mut Runtime,
+    ) -> Result<bool, Fault> {
+        for ((field, cell), later) in self.spec.fields.iter().zip(cells).zip(later) {
+            let Some(program) = &field.merge else {
+                let shown = |refusal| {
+                    let mut text = Vec::new();
+                    later.write(field.function, &mut text);
+                    fault(field, refusal, &text)
+                };
+                cell.merge(field.function, field.limit, later.clone()).map_err(shown)?;
+                continue;
+            };
+            let (Cell::One(own), Cell::One(other)) = (&*cell, &later) else { continue };
+            if own.is_empty() || other.is_empty() {
+                if own.is_empty() {
+                    *cell = later;
+                }
+                continue;
+            }
+            let both = pair(own, "other", other)?;
+            self.text.clear();
+            if !evaluate(program, &both, runtime, &folding.metadata, &mut self.text)? {
+                return Ok(false);
+            }
+            if self.text != b"null" {
+                *cell = Cell::One(self.text.clone());
+            }
+        }
+        Ok(true)
     }
 }
 
 /// What became of a record.
 pub(super) enum Folded {
-    Update(EventId),
+    /// It is in the state; its updates may go on.
+    Applied,
     Dropped,
-    /// Its window has closed.
+    /// Its windows have closed.
     Late,
-}
-
-impl Window {
-    /// The start of the window that a time is in.
-    fn start(self, time_ms: i64) -> i64 {
-        time_ms - time_ms.rem_euclid(self.size_ms)
-    }
-
-    /// The start of the first window that is open once a record of that time was seen: those before ended longer ago than the
-    /// grace.
-    fn open_from(self, time_ms: i64) -> i64 {
-        self.start(time_ms - self.size_ms - self.grace_ms) + self.size_ms
-    }
-}
-
-/// What the keys of a window begin with. The sign is turned, so that bytes have the order of times.
-fn windowed(start: i64) -> [u8; 9] {
-    let mut key = [WINDOWED; 9];
-    key[1..].copy_from_slice(&(start as u64 ^ (1 << 63)).to_be_bytes());
-    key
-}
-
-fn decode_open(state: &[u8], stamp: &Stamp) -> Option<i64> {
-    state.strip_prefix(stamp)?.try_into().ok().map(i64::from_be_bytes)
-}
-
-fn rfc3339(time_ms: i64) -> String {
-    let time = chrono::DateTime::from_timestamp_millis(time_ms).unwrap_or_default();
-    time.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
 }
 
 fn elsewhere(partition: i32) -> Fault {
     let message =
         format!("the state of partition {partition} is not here; replay it while one worker has all partitions");
     Fault::new("retry", message)
-}
-
-/// Writes to the changelog.
-fn put((id, _): &(TargetId, Target), partition: i32, key: &[u8], value: Option<&[u8]>, chunk: &mut Chunk) {
-    let mut out = chunk.push(*id);
-    out.partition(partition).key(Some(key)).value(value);
-    out.finish();
-}
-
-enum Taken {
-    Value,
-    /// The expression aborted: the record is dropped.
-    Aborted,
-}
-
-/// Has a field take its value of a record. Null and what is not there are passed over.
-fn take(
-    field: &Field,
-    cell: &mut Cell,
-    record: &Record,
-    runtime: &mut Runtime,
-    metadata: &Metadata<'_>,
-    text: &mut Vec<u8>,
-) -> Result<Taken, Fault> {
-    let Field { function, of, limit, .. } = field;
-    text.clear();
-    match of {
-        None => text.extend_from_slice(b"true"),
-        Some(program) if *function == Function::Reduce => {
-            let both = both(cell, record)?;
-            if !evaluate(program, &both, runtime, metadata, text)? {
-                return Ok(Taken::Aborted);
-            }
-        }
-        Some(program) => {
-            if !json_text(program, record, runtime, metadata, text)? {
-                return Ok(Taken::Aborted);
-            }
-        }
-    }
-    if text != b"null" {
-        cell.take(*function, *limit, text).map_err(|refusal| fault(field, refusal, text))?;
-    }
-    Ok(Taken::Value)
 }
 
 /// Writes what an expression gives as JSON: of a top-level member its text as it stands. False if it aborted.
@@ -339,20 +507,23 @@ fn json_text(
 }
 
 /// What a reduction sees: `{"acc":…,"value":…}`.
-fn both(cell: &Cell, record: &Record) -> Result<Body, Fault> {
-    let mut text = b"{\"acc\":".to_vec();
-    cell.write(&mut text);
-    text.extend_from_slice(b",\"value\":");
-    if record.body.json().is_some() {
-        record.body.encode(&mut text);
-    } else {
-        let mut plain = Vec::new();
-        record.body.encode(&mut plain);
-        let plain = String::from_utf8(plain)
+fn both(field: &Field, cell: &Cell, record: &Record) -> Result<Body, Fault> {
+    let mut acc = Vec::new();
+    cell.write(field.function, &mut acc);
+    let mut value = Vec::new();
+    record.body.encode(&mut value);
+    if record.body.json().is_none() {
+        let plain = String::from_utf8(value)
             .map_err(|_| Fault::new("field", "a reduction takes no bytes that are not UTF-8"))?;
-        write_string(&plain, &mut text);
+        value = Vec::new();
+        write_string(&plain, &mut value);
     }
-    text.push(b'}');
+    pair(&acc, "value", &value)
+}
+
+/// The object `{"acc":…,NAME:…}`.
+fn pair(acc: &[u8], name: &str, other: &[u8]) -> Result<Body, Fault> {
+    let text = [b"{\"acc\":", acc, b",\"", name.as_bytes(), b"\":", other, b"}"].concat();
     let mut body = Body::default();
     body.decode(Format::Json, Some(&text)).map_err(|fault| Fault::new("field", fault.message))?;
     Ok(body)

@@ -20,6 +20,8 @@ pub(super) enum Cell {
     /// In the one spelling that equal values share.
     Distinct(BTreeSet<Vec<u8>>),
     List(Vec<Vec<u8>>),
+    /// Of a session: values with the order of their arrival, so that two sessions merge as if they had always been one.
+    Arrivals(Vec<(u64, Vec<u8>)>),
 }
 
 /// Why a field does not take a value.
@@ -52,12 +54,31 @@ impl Cell {
         }
     }
 
+    /// Of a session that has seen nothing.
+    pub(super) fn of_session(function: Function) -> Cell {
+        match function {
+            Function::Min | Function::Max | Function::First | Function::Last | Function::Collect => {
+                Cell::Arrivals(Vec::new())
+            }
+            _ => Cell::new(function),
+        }
+    }
+
     /// Takes the JSON text of a value that is not null. `limit`: how many values a cell that keeps several may hold.
+    /// `arrival`: rises with each record, where sessions are kept.
     ///
     /// # Errors
     /// Why it does not; the cell is as it was.
-    pub(super) fn take(&mut self, function: Function, limit: usize, text: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn take(&mut self, function: Function, limit: usize, text: &[u8], arrival: u64) -> Result<(), Refusal> {
         match self {
+            Cell::Arrivals(_) => {
+                let one = Cell::Arrivals(vec![(arrival, text.to_vec())]);
+                if matches!(function, Function::Min | Function::Max) {
+                    // What has no order is refused also where it comes first.
+                    less(text, &[])?;
+                }
+                self.merge(function, limit, one)?;
+            }
             Cell::Count(count) => *count += 1,
             Cell::Sum(sum) => *sum = sum.plus(number(text)?).ok_or(Refusal::Overflow)?,
             Cell::Average(sum, count) => {
@@ -91,9 +112,60 @@ impl Cell {
         Ok(())
     }
 
+    /// Takes in what another session has kept, of the same function; a reduction has its own way. `limit`: how many values a
+    /// cell that keeps several may hold.
+    ///
+    /// # Errors
+    /// Why it does not; the cell is as it was.
+    pub(super) fn merge(&mut self, function: Function, limit: usize, other: Cell) -> Result<(), Refusal> {
+        match (self, other) {
+            (Cell::Count(count), Cell::Count(other)) => *count += other,
+            (Cell::Sum(sum), Cell::Sum(other)) => *sum = sum.plus(other).ok_or(Refusal::Overflow)?,
+            (Cell::Average(sum, count), Cell::Average(other, others)) => {
+                *sum = sum.plus(other).ok_or(Refusal::Overflow)?;
+                *count += others;
+            }
+            (Cell::Distinct(seen), Cell::Distinct(other)) => {
+                if seen.union(&other).count() > limit {
+                    return Err(Refusal::Limit);
+                }
+                seen.extend(other);
+            }
+            (Cell::Arrivals(list), Cell::Arrivals(mut other)) => {
+                if function == Function::Collect && list.len() + other.len() > limit {
+                    return Err(Refusal::Limit);
+                }
+                let before = |a: &(u64, Vec<u8>), b: &(u64, Vec<u8>)| match function {
+                    Function::Min => Ok(less(&a.1, &b.1)? || (!less(&b.1, &a.1)? && a.0 < b.0)),
+                    Function::Max => Ok(less(&b.1, &a.1)? || (!less(&a.1, &b.1)? && a.0 < b.0)),
+                    Function::Last => Ok(a.0 > b.0),
+                    _ => Ok(a.0 < b.0),
+                };
+                match (function, list.first(), other.first()) {
+                    (_, _, None) => {}
+                    (Function::Collect, ..) => {
+                        list.append(&mut other);
+                        list.sort_by_key(|(arrival, _)| *arrival);
+                    }
+                    (_, Some(own), Some(new)) if before(own, new)? => {}
+                    (_, _, Some(_)) => *list = other,
+                }
+            }
+            _ => debug_assert!(false, "two cells of one function are alike"),
+        }
+        Ok(())
+    }
+
     /// Writes what the field shows, as JSON.
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
+    pub(super) fn write(&self, function: Function, out: &mut Vec<u8>) {
         match self {
+            Cell::Arrivals(list) if function == Function::Collect => {
+                let values: Vec<&[u8]> = list.iter().map(|(_, value)| &value[..]).collect();
+                out.push(b'[');
+                out.extend_from_slice(&values.join(&b','));
+                out.push(b']');
+            }
+            Cell::Arrivals(list) => out.extend_from_slice(list.first().map_or(b"null", |(_, value)| &value[..])),
             Cell::Count(count) => out.extend_from_slice(count.to_string().as_bytes()),
             Cell::Sum(sum) => sum.write(out),
             Cell::Average(_, 0) => out.extend_from_slice(b"null"),
@@ -120,13 +192,19 @@ impl Cell {
             Cell::One(one) => put_bytes(one, out),
             Cell::Distinct(seen) => put_all(seen.len(), seen.iter(), out),
             Cell::List(list) => put_all(list.len(), list.iter(), out),
+            Cell::Arrivals(list) => {
+                put_number(list.len() as u64, out);
+                for (arrival, value) in list {
+                    put_number(*arrival, out);
+                    put_bytes(value, out);
+                }
+            }
         }
     }
 
-    /// Reads what [`Cell::encode`] wrote; `None` of anything else.
-    pub(super) fn decode(function: Function, coded: &mut Coded<'_>) -> Option<Cell> {
-        let mut cell = Cell::new(function);
-        match &mut cell {
+    /// Reads what [`Cell::encode`] wrote of a cell like this empty one; `None` of anything else.
+    pub(super) fn decode(mut self, coded: &mut Coded<'_>) -> Option<Cell> {
+        match &mut self {
             Cell::Count(count) => *count = coded.number()?,
             Cell::Sum(sum) => *sum = Number::decode(coded.array()?),
             Cell::Average(sum, count) => (*sum, *count) = (Number::decode(coded.array()?), coded.number()?),
@@ -141,8 +219,13 @@ impl Cell {
                     list.push(coded.bytes()?.to_vec());
                 }
             }
+            Cell::Arrivals(list) => {
+                for _ in 0..coded.number()? {
+                    list.push((coded.number()?, coded.bytes()?.to_vec()));
+                }
+            }
         }
-        Some(cell)
+        Some(self)
     }
 }
 
@@ -206,20 +289,28 @@ mod tests {
 
     /// What a field shows after each of these values.
     fn shown(function: Function, values: &[&str]) -> Vec<Result<String, Refusal>> {
-        let mut cell = Cell::new(function);
-        let show = |value: &&str| {
-            let taken = cell.take(function, 3, value.as_bytes());
-            // It comes back from its bytes, whatever it holds.
-            let mut bytes = Vec::new();
-            cell.encode(&mut bytes);
-            let mut coded = Coded(&bytes);
-            assert_eq!(Cell::decode(function, &mut coded), Some(cell.clone()));
-            assert!(coded.0.is_empty());
-            let mut out = Vec::new();
-            cell.write(&mut out);
-            taken.map(|()| String::from_utf8(out).unwrap())
+        let shown = |new: fn(Function) -> Cell| {
+            let mut cell = new(function);
+            let show = |(arrival, value): (u64, &&str)| {
+                let taken = cell.take(function, 3, value.as_bytes(), arrival);
+                // It comes back from its bytes, whatever it holds.
+                let mut bytes = Vec::new();
+                cell.encode(&mut bytes);
+                let mut coded = Coded(&bytes);
+                assert_eq!(new(function).decode(&mut coded), Some(cell.clone()));
+                assert!(coded.0.is_empty());
+                taken.map(|()| written(&cell, function))
+            };
+            (0..).zip(values).map(show).collect::<Vec<_>>()
         };
-        values.iter().map(show).collect()
+        assert_eq!(shown(Cell::new), shown(Cell::of_session), "{function:?} shows the same of sessions");
+        shown(Cell::new)
+    }
+
+    fn written(cell: &Cell, function: Function) -> String {
+        let mut out = Vec::new();
+        cell.write(function, &mut out);
+        String::from_utf8(out).unwrap()
     }
 
     fn ok(texts: &[&str]) -> Vec<Result<String, Refusal>> {
@@ -239,9 +330,8 @@ mod tests {
             (Function::DistinctCount, "0"),
             (Function::Collect, "[]"),
         ] {
-            let mut out = Vec::new();
-            Cell::new(function).write(&mut out);
-            assert_eq!(String::from_utf8(out).unwrap(), shown);
+            assert_eq!(written(&Cell::new(function), function), shown);
+            assert_eq!(written(&Cell::of_session(function), function), shown);
         }
     }
 
@@ -286,5 +376,43 @@ mod tests {
         assert_eq!(counted[..5], ok(&["1", "1", "2", "2", "3"]));
         assert_eq!((&counted[5], &counted[6]), (&Err(Refusal::Limit), &Ok("3".to_owned())));
         assert_eq!(shown(Function::DistinctCount, &["[1]"])[0], Err(SCALARS));
+    }
+
+    #[test]
+    fn two_sessions_merge_as_if_they_had_always_been_one() {
+        let values = ["2", "1.50", "9", "1.5", "9.0", "2"];
+        for function in Function::WORDS.map(|(_, function)| function).into_iter().filter(|f| *f != Function::Reduce) {
+            for sides in 0..1_u32 << values.len() {
+                let mut cells = [(); 3].map(|()| Cell::of_session(function));
+                for (arrival, value) in (0..).zip(values) {
+                    for side in [usize::from(sides & (1 << arrival) == 0), 2] {
+                        cells[side].take(function, 6, value.as_bytes(), arrival).unwrap();
+                    }
+                }
+                let [mut left, right, one] = cells;
+                left.merge(function, 6, right).unwrap();
+                assert_eq!(left, one, "{function:?} {sides:b}");
+            }
+        }
+    }
+
+    #[test]
+    fn sessions_that_do_not_fit_together_stay_as_they_are() {
+        let cell = |function, value: &str| {
+            let mut cell = Cell::of_session(function);
+            cell.take(function, 1, value.as_bytes(), 7).unwrap();
+            cell
+        };
+        for (function, values, refusal) in [
+            (Function::Sum, ["1e38", "1e38"], Refusal::Overflow),
+            (Function::Avg, ["1e38", "1e38"], Refusal::Overflow),
+            (Function::Min, ["1", "\"a\""], ORDERED),
+            (Function::DistinctCount, ["1", "2"], Refusal::Limit),
+            (Function::Collect, ["1", "1"], Refusal::Limit),
+        ] {
+            let mut left = cell(function, values[0]);
+            assert_eq!(left.merge(function, 1, cell(function, values[1])), Err(refusal), "{function:?}");
+            assert_eq!(left, cell(function, values[0]));
+        }
     }
 }

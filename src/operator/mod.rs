@@ -1,6 +1,7 @@
 //! The operators of a Kafka stage, and the pipeline that runs a record through them: whole, or rejected whole.
 
 mod aggregate;
+mod closing;
 mod coding;
 mod counts;
 mod filter;
@@ -16,6 +17,7 @@ mod remap;
 mod route;
 pub mod row;
 mod scalar;
+mod sessions;
 mod sink;
 mod source;
 mod state;
@@ -23,8 +25,10 @@ mod steps;
 #[cfg(test)]
 mod tests;
 mod time;
+mod windows;
 
 pub use aggregate::Stamp;
+pub use closing::Closed;
 pub use counts::{Counts, NodeCounts};
 pub use partition::{murmur2, partition};
 pub use pipeline::{Environment, Outcome, Pipeline, Stop};

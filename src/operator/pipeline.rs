@@ -16,6 +16,7 @@ use crate::topology::plan::{Plan, PlannedStore, StageKind};
 use crate::topology::spec::{self, Node, NodeId, NodeKind, OnError, Repartition, Topology};
 
 use super::aggregate::{Aggregate, Stamp, stamp};
+use super::closing::CLOSE_AT_ONCE;
 use super::coding::{Coded, put_number};
 use super::filter::Filter;
 use super::flat_map::FlatMap;
@@ -25,7 +26,7 @@ use super::route::Route;
 use super::sink::Sink;
 use super::source::{Event, Source, Topic};
 use super::state::{States, Store, StoreId};
-use super::steps::{Operator, Run, Step};
+use super::steps::{Done, Operator, Run, Step};
 use super::{Counts, Pool, Slot};
 
 /// Of the one key of a store under which stands how many batches have changed it. It is no key of a node's.
@@ -47,8 +48,12 @@ pub struct Environment {
 /// What became of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It went through; `outputs` of it are in the chunk, perhaps none.
+    /// It went through; `outputs` of it are in the chunk. None: it was dropped on its way.
     Processed { outputs: u32 },
+    /// It is in the state, and puts nothing out now.
+    Kept,
+    /// It came too late: its windows had closed, and nothing else became of it.
+    Late,
     /// Its dead letter is in the chunk, and nothing else of it.
     Rejected { node: NodeId, reason: &'static str },
     /// It failed under `on_error = "skip"`: nothing of it is in the chunk.
@@ -73,17 +78,18 @@ pub struct Pipeline {
     topology: String,
     names: Vec<(String, OnError)>,
     sources: Vec<(NodeId, Source, Vec<usize>)>,
-    steps: Vec<Step>,
+    pub(super) steps: Vec<Step>,
     dead_letters: (TargetId, Target),
     runtime: Runtime,
-    pool: Pool,
-    states: States,
+    pub(super) pool: Pool,
+    pub(super) states: States,
     stamps: Vec<Stamp>,
     /// Where the changes of a store go.
     changelogs: Vec<Option<TargetId>>,
     queues: Vec<Vec<Slot>>,
     scratch: Vec<u8>,
-    counts: Counts,
+    pub(super) counts: Counts,
+    pub(super) close_at_once: usize,
 }
 
 impl Pipeline {
@@ -130,13 +136,15 @@ impl Pipeline {
             stamps: stamps.collect(),
             changelogs,
             scratch: Vec::new(),
+            close_at_once: CLOSE_AT_ONCE,
             sources,
             steps,
         })
     }
 
     /// Runs one record of a source through the whole stage. Afterwards `chunk` holds all its outputs besides what was in it,
-    /// or only its dead letter. Outputs come in the order of the plan's nodes.
+    /// or only its dead letter. Outputs come in the order of the plan's nodes. No other record may come before all windows that
+    /// this one closed [are closed](Pipeline::close).
     ///
     /// # Errors
     /// The record failed under `on_error = "stop"`.
@@ -144,20 +152,28 @@ impl Pipeline {
         let mark = chunk.mark();
         let mut event = Event::default();
         match self.run(source, input, &mut event, chunk) {
-            Ok(outputs) => {
-                self.counts.keep();
-                self.states.keep();
-                self.pool.reset();
-                Ok(Outcome::Processed { outputs })
+            Ok(outcome) => {
+                self.keep();
+                Ok(outcome)
             }
             Err((node, fault)) => {
                 chunk.rewind(mark);
-                self.states.withdraw();
-                self.queues.iter_mut().for_each(Vec::clear);
-                self.pool.reset();
+                self.withdraw();
                 self.fail(node, fault, &event, input, chunk)
             }
         }
+    }
+
+    pub(super) fn keep(&mut self) {
+        self.counts.keep();
+        self.states.keep();
+        self.pool.reset();
+    }
+
+    pub(super) fn withdraw(&mut self) {
+        self.states.withdraw();
+        self.queues.iter_mut().for_each(Vec::clear);
+        self.pool.reset();
     }
 
     /// Rejects a record for a reason that was found outside, such as a refusal by the broker: as `on_error` of the named node
@@ -178,6 +194,15 @@ impl Pipeline {
         self.pool.reset();
         let node = self.names.iter().position(|(name, _)| *name == reject.node).map_or(source, NodeId);
         self.fail(node, Fault::new(reject.reason, reject.message), &event, input, chunk)
+    }
+
+    /// The time that a source tells of a record's event; none where it does not.
+    pub fn event_time(&mut self, source: NodeId, input: &Input<'_>) -> Option<i64> {
+        let mut event = Event::default();
+        // Whether the record is taken is not asked here.
+        let _ = self.take_in(source, input, &mut event);
+        self.pool.reset();
+        event.time_ms
     }
 
     /// What every value of a store begins with.
@@ -249,6 +274,11 @@ impl Pipeline {
     /// Drops what is not committed.
     pub fn abandon(&mut self) {
         self.states.abandon();
+        for step in &mut self.steps {
+            if let Operator::Aggregate(aggregate) = &mut step.operator {
+                aggregate.abandon();
+            }
+        }
     }
 
     /// What happened so far, by node.
@@ -262,19 +292,42 @@ impl Pipeline {
         input: &Input<'_>,
         event: &mut Event,
         chunk: &mut Chunk,
-    ) -> Result<u32, (NodeId, Fault)> {
+    ) -> Result<Outcome, (NodeId, Fault)> {
         self.counts.open(source).input += 1;
         let slot = self.take_in(source, input, event).map_err(|fault| (source, fault))?;
         let Some((slot, from)) = slot else {
             self.counts.open(source).dropped += 1;
-            return Ok(0);
+            return Ok(Outcome::Processed { outputs: 0 });
         };
         self.counts.open(source).output += 1;
+        let done = self.walk(slot, From::Source(from), input, event, chunk)?;
+        Ok(match done {
+            Done { outputs: 0, applied: true, .. } => Outcome::Kept,
+            Done { outputs: 0, late: true, .. } => Outcome::Late,
+            Done { outputs, .. } => Outcome::Processed { outputs },
+        })
+    }
+
+    pub(super) fn walk(
+        &mut self,
+        slot: Slot,
+        from: From,
+        input: &Input<'_>,
+        event: &Event,
+        chunk: &mut Chunk,
+    ) -> Result<Done, (NodeId, Fault)> {
         let Pipeline { sources, steps, runtime, pool, states, queues, scratch, counts, .. } = self;
-        let mut run = Run { input, event, runtime, pool, states, counts, chunk, queues, scratch, outputs: 0 };
-        run.emit(slot, &sources[from].2);
+        let done = Done::default();
+        let mut run = Run { input, event, runtime, pool, states, counts, chunk, queues, scratch, done };
+        run.emit(
+            slot,
+            match from {
+                From::Source(source) => &sources[source].2,
+                From::Step(step) => &steps[step].takers[0],
+            },
+        );
         run.steps(steps)?;
-        Ok(run.outputs)
+        Ok(run.done)
     }
 
     /// Decodes a record; `None` if an expression of the source aborted.
@@ -296,7 +349,7 @@ impl Pipeline {
         Ok(taken.then_some((slot, from)))
     }
 
-    fn fail(
+    pub(super) fn fail(
         &mut self,
         node: NodeId,
         fault: Fault,
@@ -333,6 +386,13 @@ impl Pipeline {
             }
         }
     }
+}
+
+/// Where a record begins its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum From {
+    Source(usize),
+    Step(usize),
 }
 
 /// The places in `nodes` of those that take from an output.

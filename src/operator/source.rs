@@ -9,7 +9,7 @@ use crate::topology::spec::{self, Format};
 
 use super::Record;
 use super::scalar::{Scalar, scalar};
-use super::time::rfc3339_ms;
+use super::time::{rfc3339, rfc3339_ms};
 
 /// A source node.
 #[derive(Clone, Debug)]
@@ -18,6 +18,7 @@ pub(super) struct Source {
     format: Format,
     event_id: Option<Program>,
     event_time: Option<Program>,
+    max_ahead_ms: Option<i64>,
     topics: Vec<Topic>,
 }
 
@@ -49,6 +50,7 @@ impl Source {
             format: spec.format,
             event_id: spec.event_id.clone(),
             event_time: spec.event_time.clone(),
+            max_ahead_ms: spec.max_ahead_ms,
             topics,
         }
     }
@@ -90,7 +92,25 @@ impl Source {
         } else {
             event.identity = self.carried(carried, event).unwrap_or_else(|| self.place(input));
         }
+        self.bound(input, event)?;
         Ok(true)
+    }
+
+    /// Measured against the time that the record has in its topic: a replay finds the same.
+    fn bound(&self, input: &Input<'_>, event: &Event) -> Result<(), Fault> {
+        let (Some(most), Some(time), Some(written)) = (self.max_ahead_ms, event.time_ms, input.timestamp) else {
+            return Ok(());
+        };
+        if time <= written.saturating_add(most) {
+            return Ok(());
+        }
+        let message = format!(
+            "the event's time {} lies {} ms past its record's own, {} ms are taken (max_ahead)",
+            rfc3339(time),
+            time - written,
+            most
+        );
+        Err(Fault::new("ahead", message))
     }
 
     fn carried(&self, value: Option<&[u8]>, event: &mut Event) -> Option<Identity> {

@@ -1,7 +1,7 @@
 //! What stateful operators keep, by partition. Below lies what is committed; above it what each batch wrote, newest last,
 //! until its commit makes it true or an abort drops it. A record that is rejected takes back what it wrote.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::mem;
 use std::ops::Bound;
@@ -9,16 +9,17 @@ use std::ops::Bound;
 use crate::commit::progress::BatchId;
 use crate::record::Position;
 
-/// What batches wrote: keys with their whole values; none where a key was removed.
-pub type Writes = HashMap<Vec<u8>, Option<Vec<u8>>>;
+/// What batches wrote: keys with their whole values; none where a key was removed. In order, since windows are looked for by
+/// their time.
+pub type Writes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// The committed state of one store and partition.
 pub trait Store: Send + fmt::Debug {
     /// Writes the value of a key to `out`, which is empty; false where there is none.
     fn read(&self, key: &[u8], out: &mut Vec<u8>) -> bool;
 
-    /// The keys from one on and below another, in order.
-    fn keys(&self, from: &[u8], below: &[u8]) -> Vec<Vec<u8>>;
+    /// The first keys from one on and below another, in order; so many at most.
+    fn keys(&self, from: &[u8], below: &[u8], most: usize) -> Vec<Vec<u8>>;
 
     /// Makes the writes of a committed batch true, all or none. With a bound, every committed record of the changelog below
     /// it is in the state then.
@@ -54,13 +55,22 @@ impl Store for Memory {
         value.inspect(|value| out.extend_from_slice(value)).is_some()
     }
 
-    fn keys(&self, from: &[u8], below: &[u8]) -> Vec<Vec<u8>> {
-        self.0.range::<[u8], _>((Bound::Included(from), Bound::Excluded(below))).map(|(key, _)| key.clone()).collect()
+    fn keys(&self, from: &[u8], below: &[u8], most: usize) -> Vec<Vec<u8>> {
+        between(&self.0, from, below).take(most).map(|(key, _)| key.clone()).collect()
     }
 
     fn apply(&mut self, writes: Writes, _bound: Option<Position>) {
         writes.into_iter().for_each(|(key, value)| self.restore(&key, value.as_deref()));
     }
+}
+
+/// What a map holds from one key on and below another, in order.
+fn between<'m, V>(
+    map: &'m BTreeMap<Vec<u8>, V>,
+    from: &[u8],
+    below: &[u8],
+) -> impl Iterator<Item = (&'m Vec<u8>, &'m V)> {
+    map.range::<[u8], _>((Bound::Included(from), Bound::Excluded(below)))
 }
 
 /// A store of the stage: its place in the plan's list.
@@ -131,18 +141,36 @@ impl States {
         })
     }
 
-    /// Keys that are there, from one on and below another, in order.
-    pub(super) fn keys(&self, store: StoreId, partition: i32, from: &[u8], below: &[u8]) -> Vec<Vec<u8>> {
-        let Some(part) = self.stores[store.0].get(&partition) else { return Vec::new() };
-        let mut keys: BTreeSet<Vec<u8>> = part.committed.keys(from, below).into_iter().collect();
-        for (key, value) in part.sealed.iter().map(|(_, writes)| writes).chain([&part.open]).flatten() {
-            match value {
-                Some(_) if from <= &key[..] && &key[..] < below => drop(keys.insert(key.clone())),
-                Some(_) => {}
-                None => drop(keys.remove(key)),
+    /// The first keys that are there, from one on and below another, in order; so many at most.
+    pub(super) fn keys(&self, store: StoreId, partition: i32, from: &[u8], below: &[u8], most: usize) -> Vec<Vec<u8>> {
+        let part = self.stores[store.0].get(&partition).filter(|_| from < below);
+        let Some(part) = part else { return Vec::new() };
+        let layers = part.sealed.iter().map(|(_, writes)| writes).chain([&part.open]);
+        let mut layers: Vec<_> = layers.map(|writes| between(writes, from, below).peekable()).collect();
+        let mut committed = VecDeque::new();
+        let mut next = Some(from.to_vec());
+        let mut keys = Vec::new();
+        while keys.len() < most {
+            if committed.is_empty()
+                && let Some(from) = next.take()
+            {
+                committed.extend(part.committed.keys(&from, below, most - keys.len()));
+                // The next key in order is the last one and a byte more.
+                next = committed.back().map(|last: &Vec<u8>| [&last[..], &[0]].concat());
+            }
+            let staged = layers.iter_mut().filter_map(|layer| layer.peek().map(|(key, _)| *key)).min();
+            let Some(key) = staged.into_iter().chain(committed.front()).min().cloned() else { break };
+            let mut there = committed.pop_front_if(|committed| *committed == key).is_some();
+            for layer in &mut layers {
+                if let Some((_, value)) = layer.next_if(|(staged, _)| **staged == key) {
+                    there = value.is_some();
+                }
+            }
+            if there {
+                keys.push(key);
             }
         }
-        keys.into_iter().collect()
+        keys
     }
 
     /// Writes into the open batch; none removes the key. The partition is held.
@@ -363,7 +391,9 @@ mod tests {
                     prop_assert_eq!(found.then_some(out), newest.map(|value| vec![value]));
                     there.extend(newest.filter(|_| (1..3).contains(&key)).map(|_| vec![key]));
                 }
-                prop_assert_eq!(states.keys(STORE, 3, &[1], &[3]), there);
+                prop_assert_eq!(states.keys(STORE, 3, &[1], &[3], 1), &there[..there.len().min(1)]);
+                prop_assert_eq!(states.keys(STORE, 3, &[1], &[3], 9), there);
+                prop_assert_eq!(states.keys(STORE, 3, &[3], &[1], 9), Vec::<Vec<u8>>::new());
             }
         }
     }

@@ -50,7 +50,17 @@ pub(super) struct Run<'a, 'i> {
     /// The records that wait before each step.
     pub(super) queues: &'a mut [Vec<Slot>],
     pub(super) scratch: &'a mut Vec<u8>,
+    pub(super) done: Done,
+}
+
+/// What became of an input on its way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Done {
     pub(super) outputs: u32,
+    /// It is in the state of some node.
+    pub(super) applied: bool,
+    /// It came too late for some node.
+    pub(super) late: bool,
 }
 
 impl Run<'_, '_> {
@@ -148,13 +158,24 @@ impl Run<'_, '_> {
                 let record = self.pool.get(slot);
                 let Run { input, event, runtime, states, chunk, .. } = self;
                 match aggregate.fold(record, input, event, runtime, states, chunk)? {
-                    Folded::Update(id) => {
-                        let slot = self.pool.own(slot);
-                        self.pool.get_mut(slot).become_update(aggregate.output(), id)?;
-                        self.pass(*node, slot, Some(&takers[0]));
+                    Folded::Applied => {
+                        self.done.applied = true;
+                        let mut updates = aggregate.updates().peekable();
+                        if updates.peek().is_none() {
+                            self.pool.release(slot);
+                        }
+                        while let Some((json, id)) = updates.next() {
+                            let slot = match updates.peek() {
+                                Some(_) => self.pool.child(slot),
+                                None => self.pool.own(slot),
+                            };
+                            self.pool.get_mut(slot).become_update(json, id)?;
+                            self.pass(*node, slot, Some(&takers[0]));
+                        }
                     }
                     Folded::Dropped => self.pass(*node, slot, None),
                     Folded::Late => {
+                        self.done.late = true;
                         self.counts.open(*node).late += 1;
                         self.pool.release(slot);
                     }
@@ -163,7 +184,7 @@ impl Run<'_, '_> {
             Operator::Sink(sink) => {
                 let record = self.pool.get(slot);
                 let written = sink.write(record, self.input, self.event, index, self.runtime, self.chunk)?;
-                self.outputs += u32::from(written);
+                self.done.outputs += u32::from(written);
                 self.count(*node, written);
                 self.pool.release(slot);
             }

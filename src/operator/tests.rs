@@ -3,6 +3,7 @@
 mod aggregates;
 mod records;
 mod rules;
+mod windows;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -68,8 +69,7 @@ impl Build {
     pub(super) fn source(self, name: &str, format: Format, event_id: Option<&str>, event_time: Option<&str>) -> Build {
         let value = |source: Option<&str>| source.map(|s| program(s, Role::Value));
         let (event_id, event_time) = (value(event_id), value(event_time));
-        let topics = vec![name.to_owned()];
-        self.node(name, &[], NodeKind::Source(Source { topics, format, event_id, event_time, start: Start::Earliest }))
+        self.node(name, &[], NodeKind::Source(Source { event_id, event_time, ..Source::plain(name, format) }))
     }
 
     pub(super) fn json(self, name: &str) -> Build {
@@ -103,6 +103,7 @@ impl Build {
             name: (*name).to_owned(),
             function: *function,
             of: of.map(|of| program(of, Role::Value)),
+            merge: (*function == Function::Reduce).then(|| program(".acc + .other ?? null", Role::Value)),
             limit: 1000,
         };
         let fields = fields.iter().map(field).collect();
@@ -116,9 +117,9 @@ impl Build {
     }
 
     /// Windows of the last aggregate.
-    pub(super) fn window(mut self, size_ms: i64, grace_ms: i64) -> Build {
+    pub(super) fn window(mut self, window: Window) -> Build {
         match &mut self.nodes.last_mut().expect("a node").kind {
-            NodeKind::Aggregate(aggregate) => aggregate.window = Some(Window { size_ms, grace_ms }),
+            NodeKind::Aggregate(aggregate) => aggregate.window = Some(window),
             _ => panic!("no aggregate"),
         }
         self
@@ -256,7 +257,9 @@ impl Rig {
 
     pub(super) fn process(&mut self, input: &Input<'_>) -> Result<Outcome, Stop> {
         self.chunk.clear();
-        self.pipeline.process(self.id(input.topic), input, &mut self.chunk)
+        let outcome = self.pipeline.process(self.id(input.topic), input, &mut self.chunk)?;
+        while self.pipeline.close(&mut self.chunk)?.is_some() {}
+        Ok(outcome)
     }
 
     /// Processes a record that must go through; its outputs in order.

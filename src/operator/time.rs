@@ -1,6 +1,12 @@
 //! Times of events, as texts tell them.
 
-use chrono::DateTime;
+use chrono::{DateTime, SecondsFormat};
+
+/// A time as RFC 3339 writes it, with its milliseconds.
+pub(super) fn rfc3339(time_ms: i64) -> String {
+    let time = DateTime::from_timestamp_millis(time_ms).unwrap_or_default();
+    time.to_rfc3339_opts(SecondsFormat::Millis, true)
+}
 
 /// Milliseconds since 1970 of an RFC 3339 text; `None` if it is none. The shape that most events have, in UTC with no
 /// fraction or three digits of it, is read here: `chrono` takes five times as long, and reads every other.

@@ -33,7 +33,7 @@ use crate::runtime::worker::{RetryTopic, Worker, WorkerOptions};
 use crate::sink::postgres::{self, Checked, StageName, Store};
 use crate::store::Disk;
 use crate::topology::plan::{Plan, Stage, StageKind};
-use crate::topology::spec::{Membership, NodeKind, Stores, Topology};
+use crate::topology::spec::{Membership, Stores, Topology};
 
 const ASK: Duration = Duration::from_secs(10);
 const REACH: Duration = Duration::from_secs(8);
@@ -453,10 +453,6 @@ impl Job<'_> {
                     disk.clone(),
                     stores.collect(),
                     self.plan.retry(stage),
-                    topology
-                        .nodes
-                        .iter()
-                        .any(|node| matches!(&node.kind, NodeKind::Aggregate(a) if a.window.is_some())),
                 );
                 Ok(Box::new(KafkaTask { pipeline, sources: by_topic, names, status: Arc::clone(status), state }))
             }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
@@ -12,8 +12,8 @@ use crate::crash::{self, Point};
 use crate::error::Failure;
 use crate::kafka::{Admin, Connection};
 use crate::observe::status::StageStatus;
-use crate::operator::{Outcome, Pipeline, Stop, StoreId};
-use crate::record::{Input, TopicPartition};
+use crate::operator::{Closed, Outcome, Pipeline, Stop, StoreId};
+use crate::record::{Input, Offset, Position, TopicPartition};
 use crate::reject::Reject;
 use crate::runtime::task::Task;
 use crate::store::{Bounds, Changelog, Disk, Restoring};
@@ -43,9 +43,15 @@ pub struct State {
     /// The stage's retry topic: its records are folded into the state of other partitions.
     retry: String,
     restoring: HashMap<TopicPartition, Restoring>,
-    /// Whether records may come late, and how many did.
-    windows: bool,
-    late: u64,
+    /// Partitions whose time may go on without records.
+    quiet: HashMap<TopicPartition, Quiet>,
+}
+
+/// Since when a partition stands where it stands, and at what time of its records in each store.
+struct Quiet {
+    position: Position,
+    since: Instant,
+    times: Vec<(StoreId, i64)>,
 }
 
 impl State {
@@ -56,10 +62,10 @@ impl State {
         disk: Option<Disk>,
         stores: Vec<(PlannedStore, Uuid)>,
         retry: String,
-        windows: bool,
     ) -> State {
         let bounds = Bounds::new(Arc::clone(&admin));
-        State { connection, admin, disk, bounds, stores, retry, restoring: HashMap::new(), windows, late: 0 }
+        let (restoring, quiet) = (HashMap::new(), HashMap::new());
+        State { connection, admin, disk, bounds, stores, retry, restoring, quiet }
     }
 
     /// The stores that records of a topic reach.
@@ -77,12 +83,29 @@ impl KafkaTask {
     fn count(&self, outcome: Result<Outcome, Stop>) -> Result<(), Failure> {
         match outcome {
             Ok(Outcome::Processed { outputs: 0 }) => self.status.dropped.add(1),
-            Ok(Outcome::Processed { outputs }) => self.status.records_out.add(u64::from(outputs)),
+            Ok(Outcome::Processed { outputs }) => {
+                self.status.applied.add(1);
+                self.status.records_out.add(u64::from(outputs));
+            }
+            Ok(Outcome::Kept) => self.status.applied.add(1),
+            Ok(Outcome::Late) => self.status.late.add(1),
             Ok(Outcome::Rejected { node, reason }) => self.status.reject(&self.names[node.0], reason),
             Ok(Outcome::Skipped { .. }) => self.status.skipped.add(1),
             Err(stop) => return Err(Failure::stopped(stop.to_string())),
         }
         Ok(())
+    }
+
+    /// Closes windows for a turn; whether there may be more.
+    fn close(&mut self, chunk: &mut Chunk) -> Result<bool, Failure> {
+        let closed = self.pipeline.close(chunk).map_err(|stop| Failure::stopped(stop.to_string()))?;
+        let Some(Closed { windows, outputs, rejects, skipped: _ }) = closed else { return Ok(false) };
+        self.status.windows.add(u64::from(windows));
+        self.status.records_out.add(u64::from(outputs));
+        for (node, reason) in rejects {
+            self.status.reject_window(&self.names[node.0], reason);
+        }
+        Ok(self.pipeline.is_closing())
     }
 
     /// Whether the state of a partition is there; else it is being restored from now on.
@@ -126,12 +149,59 @@ impl Task for KafkaTask {
     fn process(&mut self, input: &Input<'_>, chunk: &mut Chunk) -> Result<(), Failure> {
         let source = self.source(input.topic);
         let outcome = self.pipeline.process(source, input, chunk);
-        if self.state.windows {
-            let late = self.pipeline.counts().late();
-            self.status.late.add(late - self.state.late);
-            self.state.late = late;
+        self.count(outcome)?;
+        self.close(chunk).map(drop)
+    }
+
+    /// Where more windows close than fit into a turn, the batch takes no other record before they are closed.
+    fn is_full(&self) -> bool {
+        self.pipeline.is_closing()
+    }
+
+    fn has_timers(&self) -> bool {
+        (0..self.state.stores.len()).any(|store| self.pipeline.idle_ms(StoreId(store)).is_some())
+    }
+
+    fn tick(
+        &mut self,
+        partitions: &[(TopicPartition, Position)],
+        chunk: &mut Chunk,
+    ) -> Result<Vec<TopicPartition>, Failure> {
+        let (now, mut moved) = (Instant::now(), Vec::new());
+        for (partition, position) in partitions {
+            let KafkaTask { pipeline, state, .. } = self;
+            let number = partition.partition;
+            if state.quiet.get(partition).is_none_or(|quiet| quiet.position != *position) {
+                let times = state.of(&partition.topic);
+                let times = times.filter_map(|store| Some((store, pipeline.time(store, number, chunk)?))).collect();
+                state.quiet.insert(partition.clone(), Quiet { position: *position, since: now, times });
+                continue;
+            }
+            let quiet = &state.quiet[partition];
+            let silent = i64::try_from(now.duration_since(quiet.since).as_millis()).unwrap_or(i64::MAX);
+            let offset = Offset((position.0 - 1).max(0));
+            let mut closing = false;
+            for (store, time) in &quiet.times {
+                if pipeline.idle_ms(*store).is_some_and(|idle| silent >= idle) {
+                    closing |= pipeline.advance(*store, number, time.saturating_add(silent), offset, chunk);
+                }
+            }
+            if closing {
+                moved.push(partition.clone());
+            }
         }
-        self.count(outcome)
+        if !moved.is_empty() {
+            self.close(chunk)?;
+        }
+        Ok(moved)
+    }
+
+    fn settle(&mut self, chunk: &mut Chunk, _wait: Duration) -> Result<bool, Failure> {
+        if self.close(chunk)? {
+            return Ok(false);
+        }
+        self.pipeline.settle(chunk);
+        Ok(true)
     }
 
     fn reject(
@@ -184,6 +254,7 @@ impl Task for KafkaTask {
         let KafkaTask { pipeline, state, .. } = self;
         for partition in partitions {
             state.restoring.remove(partition);
+            state.quiet.remove(partition);
             state.of(&partition.topic).for_each(|store| pipeline.release(store, partition.partition));
         }
     }

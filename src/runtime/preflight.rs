@@ -220,7 +220,8 @@ fn changelog(
     admin: &Admin,
 ) -> Result<(String, TopicInfo), Failure> {
     let PlannedStore { changelog, source, .. } = store;
-    let config = [("cleanup.policy", "compact".to_owned())];
+    // The segment that is written is never compacted: by the broker's default a gigabyte, mostly of windows that are gone.
+    let config = [("cleanup.policy", "compact".to_owned()), ("segment.bytes", (50 << 20).to_string())];
     let info = admin
         .internal_topic(changelog, infos[source].partitions, &config)
         .map_err(|e| asked(&e, &format!("cannot create the changelog {changelog:?}")))?;

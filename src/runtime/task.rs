@@ -73,6 +73,22 @@ pub trait Task: Send {
     /// A position moves on without a record.
     fn step_over(&mut self, _partition: &TopicPartition, _to: Position) {}
 
+    /// Whether [`tick`](Task::tick) has anything to do.
+    fn has_timers(&self) -> bool {
+        false
+    }
+
+    /// Does what time brings about, every now and then between records, given where each partition stands. Outputs go into
+    /// `chunk`; answers the partitions that they are of, so that the transaction holds their positions though no record moved
+    /// them.
+    fn tick(
+        &mut self,
+        _partitions: &[(TopicPartition, Position)],
+        _chunk: &mut Chunk,
+    ) -> Result<Vec<TopicPartition>, Failure> {
+        Ok(Vec::new())
+    }
+
     /// Whether its effects belong to another by now: what is open is to be given up and the positions read again. Until
     /// then nothing settles.
     fn is_fenced(&self) -> bool {

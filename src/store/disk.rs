@@ -273,8 +273,8 @@ impl Store for DiskPart {
         value.inspect(|value| out.extend_from_slice(value)).is_some()
     }
 
-    fn keys(&self, from: &[u8], below: &[u8]) -> Vec<Vec<u8>> {
-        let keys = self.keyspace.range(from..below).map(|entry| entry.key().map(|key| key.to_vec()));
+    fn keys(&self, from: &[u8], below: &[u8], most: usize) -> Vec<Vec<u8>> {
+        let keys = self.keyspace.range(from..below).take(most).map(|entry| entry.key().map(|key| key.to_vec()));
         keys.collect::<fjall::Result<_>>().unwrap_or_else(|error| self.broken(&error))
     }
 

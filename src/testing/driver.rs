@@ -18,7 +18,8 @@ use crate::reject::Reject;
 use crate::topology::plan::{Plan, PlannedStore, StageKind};
 use crate::topology::spec::{Node, NodeId, NodeKind, OnError, TestCase, TestInput, Topology};
 
-/// Where the clock stands: 2026-01-01T00:00:00Z. It is the timestamp of test records that name none.
+/// Where the clock stands: 2026-01-01T00:00:00Z. It is the timestamp of test records that name none, and whose event is not
+/// later.
 const NOW_MS: i64 = 1_767_225_600_000;
 
 /// What Kafka takes where `create.config` says nothing else.
@@ -164,7 +165,7 @@ impl<'p> Job<'p> {
         let topic = input.topic.clone().unwrap_or_else(|| source.topics[0].clone());
         let first = self.records.len();
         let headers = input.headers.iter().map(|(name, value)| (name.clone().into_bytes(), value.clone())).collect();
-        self.append(Stored {
+        let mut record = Stored {
             topic,
             partition: input.partition,
             offset: 0,
@@ -172,7 +173,12 @@ impl<'p> Job<'p> {
             key: input.key.clone(),
             value: input.value.clone(),
             headers,
-        });
+        };
+        if let (None, Some(pipeline)) = (input.timestamp, &mut self.pipeline) {
+            // A record is written when its event has happened, also where that is after the clock of tests.
+            record.timestamp = pipeline.event_time(input.source, &record.input()).max(Some(NOW_MS));
+        }
+        self.append(record);
         self.kafka_stage(input.source, first)?;
         (first..self.records.len()).try_for_each(|record| self.postgres_stages(record))
     }
@@ -200,6 +206,7 @@ impl<'p> Job<'p> {
         }
         self.chunk.clear();
         pipeline.process(source, &self.records[record].input(), &mut self.chunk).map_err(|stop| stop.to_string())?;
+        while pipeline.close(&mut self.chunk).map_err(|stop| stop.to_string())?.is_some() {}
         let outputs: Vec<(TargetId, Stored)> = self.chunk.iter().map(|output| self.stored(&output)).collect();
         for (target, output) in outputs {
             if target.0 as usize + 1 == self.targets.len() {

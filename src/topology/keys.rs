@@ -208,6 +208,12 @@ pub const SOURCE: Section = Section {
         ),
         key("event_time", "VRL", "the record's timestamp", "when the event happened"),
         key(
+            "max_ahead",
+            "a duration",
+            "\"1h\" where windows are told by `event_time`",
+            "how far past its record's own timestamp an event's time may lie; further ahead the record is rejected (`ahead`)",
+        ),
+        key(
             "start",
             "`\"earliest\"`, `\"latest\"` or a time",
             "\"earliest\"",

@@ -2,9 +2,10 @@
 //! gone on with.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::duration_text;
-use super::spec::{Field, NodeId, NodeKind, Topology};
+use super::spec::{Field, NodeId, NodeKind, Topology, WindowKind};
 
 /// Settings as the file has them, by name.
 pub type Meaning = BTreeMap<String, String>;
@@ -23,14 +24,21 @@ impl Topology {
         if let NodeKind::Aggregate(aggregate) = &self.nodes[id.0].kind {
             meaning
                 .extend(aggregate.group_by.iter().map(|key| ("group_by".to_owned(), key.source().trim().to_owned())));
-            let size =
-                |window: super::spec::Window| duration_text(std::time::Duration::from_millis(window.size_ms as u64));
-            meaning.extend(aggregate.window.map(|window| ("window".to_owned(), size(window))));
+            meaning.extend(aggregate.window.map(|window| ("window".to_owned(), kind(window.kind))));
             let names: Vec<&str> = aggregate.fields.iter().map(|field| field.name.as_str()).collect();
             meaning.insert(FIELDS.to_owned(), names.join(", "));
             meaning.extend(aggregate.fields.iter().map(|field| (format!("{FIELDS}.{}", field.name), function(field))));
         }
         meaning
+    }
+}
+
+fn kind(window: WindowKind) -> String {
+    let text = |ms: i64| duration_text(Duration::from_millis(ms as u64));
+    match window {
+        WindowKind::Aligned { size_ms, advance_ms } if advance_ms == size_ms => text(size_ms),
+        WindowKind::Aligned { size_ms, advance_ms } => format!("{} every {}", text(size_ms), text(advance_ms)),
+        WindowKind::Session { gap_ms } => format!("sessions with a gap of {}", text(gap_ms)),
     }
 }
 

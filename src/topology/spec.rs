@@ -191,7 +191,7 @@ impl NodeKind {
             NodeKind::Remap { source, .. } | NodeKind::FlatMap { source, .. } => vec![source],
             NodeKind::Route { routes, .. } => routes.iter().map(|route| &route.condition).collect(),
             NodeKind::Rekey { key } => vec![key],
-            NodeKind::Aggregate(aggregate) => aggregate.fields.iter().filter_map(|field| field.of.as_ref()).collect(),
+            NodeKind::Aggregate(aggregate) => aggregate.fields.iter().flat_map(Field::programs).collect(),
             NodeKind::KafkaSink(sink) => sink.key.iter().collect(),
             NodeKind::PostgresSink(sink) => {
                 sink.columns.iter().map(|(_, program)| program).chain(&sink.delete_when).collect()
@@ -206,13 +206,16 @@ pub struct Source {
     pub format: Format,
     pub event_id: Option<Program>,
     pub event_time: Option<Program>,
+    /// How far past its record's own time an event's time may lie.
+    pub max_ahead_ms: Option<i64>,
     pub start: Start,
 }
 
 impl Source {
     /// A topic as it is, from its beginning: events have the identity and the time that their records carry.
     pub fn plain(topic: &str, format: Format) -> Source {
-        Source { topics: vec![topic.to_owned()], format, event_id: None, event_time: None, start: Start::Earliest }
+        let topics = vec![topic.to_owned()];
+        Source { topics, format, event_id: None, event_time: None, max_ahead_ms: None, start: Start::Earliest }
     }
 }
 
@@ -265,13 +268,43 @@ pub struct Aggregate {
 /// Members of an update that tell its window.
 pub const WINDOW_START: &str = "window_start";
 pub const WINDOW_END: &str = "window_end";
+/// The member of an update that tells that another session took its session in.
+pub const RETRACTED: &str = "retracted";
 
-/// Windows of one length, one after another since 1970, in UTC.
+/// Groups by time, in UTC, and what becomes of a group in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    pub size_ms: i64,
+    pub kind: WindowKind,
     /// How late a record may come after the end of its window.
     pub grace_ms: i64,
+    pub emit: Emit,
+    pub late: Late,
+    /// After so long without a record a partition's time goes on with the clock.
+    pub idle_ms: Option<i64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowKind {
+    /// Of one length; one begins every `advance_ms` since 1970. Tumbling ones begin where the one before ends.
+    Aligned { size_ms: i64, advance_ms: i64 },
+    /// Records of a key with no pause between them that is longer than the gap.
+    Session { gap_ms: i64 },
+}
+
+/// When an aggregate puts out a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Emit {
+    /// At every record.
+    Update,
+    /// Once, when it closes.
+    Close,
+}
+
+/// What becomes of a record whose windows have closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Late {
+    Drop,
+    Reject,
 }
 
 #[derive(Clone, Debug)]
@@ -280,8 +313,16 @@ pub struct Field {
     pub function: Function,
     /// What the function is given of a record; none for a count of records.
     pub of: Option<Program>,
+    /// Of a reduction over sessions: what two of its values come to.
+    pub merge: Option<Program>,
     /// How many values `distinct_count` and `collect` keep.
     pub limit: usize,
+}
+
+impl Field {
+    pub fn programs(&self) -> impl Iterator<Item = &Program> {
+        self.of.iter().chain(&self.merge)
+    }
 }
 
 /// What a field of an aggregate tells of its values.

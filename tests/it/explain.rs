@@ -32,7 +32,9 @@ fn the_plan_shows_stores_and_what_they_are_restored_from() {
     golden("tests/explain/customer-revenue.json", &explain(&["--format", "json", file]));
     let file = "topologies/word-count.toml";
     golden("tests/explain/word-count.txt", &explain(&[file]));
-    golden("tests/explain/windowed-revenue.txt", &explain(&["topologies/windowed-revenue.toml"]));
+    for name in ["windowed-revenue", "sessions", "fraud-detection"] {
+        golden(&format!("tests/explain/{name}.txt"), &explain(&[&format!("topologies/{name}.toml")]));
+    }
     golden("tests/explain/word-count.mmd", &explain(&["--format", "mermaid", file]));
 }
 

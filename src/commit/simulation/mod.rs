@@ -9,7 +9,7 @@ mod twins;
 use std::collections::VecDeque;
 
 use self::broker::{Broker, Input, PARTITIONS, RECORDS, Transaction};
-use self::random::Random;
+pub(crate) use self::random::Random;
 use crate::commit::progress::{BatchId, Progress, Sealed};
 use crate::commit::protocol::{Effect, Event, Protocol, Work};
 use crate::commit::{Cause, Epoch, Side};

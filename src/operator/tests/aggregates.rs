@@ -2,6 +2,7 @@
 
 use crate::commit::progress::BatchId;
 
+use super::windows::tumbling;
 use super::*;
 
 const TOTALS: &[(&str, Function, Option<&str>)] = &[
@@ -207,7 +208,7 @@ fn a_window_takes_records_until_its_grace_is_over_and_leaves_nothing_behind() {
     let mut rig = Build::new()
         .source("in", Format::Json, None, Some(".at"))
         .aggregate("n", "in", &[("n", Function::Count, None), ("s", Function::Sum, Some(".s"))])
-        .window(1_000, 500)
+        .window(tumbling(1_000, 500))
         .sink("out", &["n"], None)
         .run();
     let at = |rig: &mut Rig, key: &str, at: i64| {

@@ -31,6 +31,7 @@ const IDLE_WAIT: Duration = Duration::from_millis(20);
 /// A worker that cannot read on for this long polls with all partitions paused, so that rebalances are served.
 const PATIENCE: Duration = Duration::from_secs(1);
 const MARKERS_EVERY: Duration = Duration::from_millis(100);
+const TICK_EVERY: Duration = Duration::from_millis(100);
 
 /// What a worker is told.
 #[derive(Clone, Debug)]
@@ -115,6 +116,7 @@ impl Worker {
             fresh: false,
             resolved: HashMap::new(),
             markers_at: Instant::now(),
+            tick_at: Instant::now(),
             quiet_until: Instant::now() + PATIENCE,
         };
         Worker { consumer, state, fenced_at: None, looked_at: Instant::now(), outside_since: None }
@@ -171,7 +173,7 @@ impl Worker {
                 if self.state.settle(Duration::from_millis(5))? {
                     return Ok(());
                 }
-                if self.state.awaits_commit()
+                if (self.state.awaits_commit() || self.state.is_backed_up())
                     && let Ok(message) = self.state.link.messages.recv_timeout(Duration::from_millis(5))
                 {
                     self.take(message)?;
@@ -220,6 +222,7 @@ impl Worker {
         if !self.unblock()? {
             return Ok(());
         }
+        self.state.tick(now)?;
         for _ in 0..RUN {
             match self.consumer.poll(Duration::ZERO) {
                 Polled::Record(message) => {

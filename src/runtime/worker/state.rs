@@ -98,6 +98,7 @@ pub(super) struct State {
     /// Where such partitions start, as it was found first.
     pub(super) resolved: HashMap<TopicPartition, Position>,
     pub(super) markers_at: Instant,
+    pub(super) tick_at: Instant,
     /// When unstable positions may be spoken of again.
     pub(super) quiet_until: Instant,
 }
@@ -183,6 +184,22 @@ impl State {
         Ok(self.is_full())
     }
 
+    /// Lets the task do what time brings about.
+    pub(super) fn tick(&mut self, now: Instant) -> Result<(), Failure> {
+        if now < self.tick_at || !self.task.has_timers() {
+            return Ok(());
+        }
+        self.tick_at = now + super::TICK_EVERY;
+        for partition in self.task.tick(&self.progress.positions(), &mut self.chunk)? {
+            self.progress.touch(&partition);
+            if self.opened.is_none() {
+                self.opened = Some(now);
+                self.status.begin();
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn batch_limit(&self) -> u64 {
         self.isolation.as_ref().map_or(self.options.batch_records, |i| i.limit.min(self.options.batch_records))
     }
@@ -235,7 +252,10 @@ impl State {
         if self.positions_first() {
             self.seal();
         }
-        if self.awaits_commit() || !self.task.settle(&mut self.chunk, wait)? {
+        if self.awaits_commit() || self.is_backed_up() || !self.task.settle(&mut self.chunk, wait)? {
+            if self.chunk.bytes_len() >= CHUNK_BYTES && self.streams() {
+                self.hand_over();
+            }
             self.phase = Phase::Sealing;
             return Ok(false);
         }
@@ -278,6 +298,11 @@ impl State {
     /// Whether the batch that ends waits for its positions to be committed.
     pub(super) fn awaits_commit(&self) -> bool {
         self.positions_first() && self.progress.in_flight() > 0
+    }
+
+    /// Whether the task has more to put into the batch than the committer has taken over.
+    pub(super) fn is_backed_up(&self) -> bool {
+        self.task.is_full() && self.streams() && self.link.bytes() >= self.options.channel_bytes
     }
 
     /// Whether nothing of what was sealed is under way: no positions, and no outputs that follow theirs.

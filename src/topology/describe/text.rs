@@ -7,7 +7,7 @@ use super::{
 };
 use crate::topology::load::duration_text;
 use crate::topology::plan::{EdgeEnd, EdgeGuarantee, Plan, Stage, StageKind};
-use crate::topology::spec::{Field, Mode, NodeKind, OnError};
+use crate::topology::spec::{Emit, Field, Late, Mode, NodeKind, OnError, Window, WindowKind};
 
 /// Width of the rules that mark where exactly-once ends.
 const WIDTH: usize = 100;
@@ -111,6 +111,9 @@ fn details(kind: &NodeKind) -> String {
             if let Some(time) = &source.event_time {
                 let _ = write!(text, ", event time {}", time.source());
             }
+            if let Some(ms) = source.max_ahead_ms {
+                let _ = write!(text, " at most {} ahead", duration_text(std::time::Duration::from_millis(ms as u64)));
+            }
             text
         }
         NodeKind::Filter { condition, .. } => one_line(condition.source()),
@@ -127,9 +130,8 @@ fn details(kind: &NodeKind) -> String {
                 Some(of) => format!("{} {} {}", field.name, field.function.as_str(), one_line(of.source())),
             };
             let mut text = aggregate.fields.iter().map(field).collect::<Vec<_>>().join(", ");
-            if let Some(window) = aggregate.window {
-                let ms = |ms: i64| duration_text(std::time::Duration::from_millis(ms.max(0) as u64));
-                let _ = write!(text, ", each {}, grace {}", ms(window.size_ms), ms(window.grace_ms));
+            if let Some(window) = &aggregate.window {
+                text.push_str(&window_words(window));
             }
             text
         }
@@ -168,6 +170,26 @@ fn details(kind: &NodeKind) -> String {
             text
         }
     }
+}
+
+fn window_words(window: &Window) -> String {
+    let ms = |ms: i64| duration_text(std::time::Duration::from_millis(ms.max(0) as u64));
+    let mut text = match window.kind {
+        WindowKind::Aligned { size_ms, advance_ms } if size_ms == advance_ms => format!(", each {}", ms(size_ms)),
+        WindowKind::Aligned { size_ms, advance_ms } => format!(", over {} every {}", ms(size_ms), ms(advance_ms)),
+        WindowKind::Session { gap_ms } => format!(", in sessions until nothing comes for {}", ms(gap_ms)),
+    };
+    let _ = write!(text, ", grace {}", ms(window.grace_ms));
+    if window.emit == Emit::Close {
+        text.push_str(", put out on close");
+    }
+    if let Some(idle) = window.idle_ms {
+        let _ = write!(text, ", by the clock after {} without a record (time-dependent)", ms(idle));
+    }
+    if window.late == Late::Reject {
+        text.push_str(", late ones rejected");
+    }
+    text
 }
 
 /// A program on one line, cut where it is long.

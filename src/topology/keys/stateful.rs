@@ -39,11 +39,45 @@ pub const AGGREGATE: Section = Section {
 
 pub const WINDOW: Section = Section {
     title: "`window = { … }`",
-    doc: "Windows of one length, one after another since 1970 in UTC, by the time of the event. A window closes when a record \
-     of its partition comes whose time lies `grace` past its end; what comes later for it is late: counted, and dropped.",
+    doc: "Groups by the time of the event too, in UTC: windows are `tumbling`, `hopping` or a `session`. One closes \
+     when a record comes whose time lies `grace` past its end (a session's: the pause and `grace`); a record all of \
+     whose windows have closed is late. See [aggregates.md](aggregates.md#windows).",
     keys: &[
-        key("tumbling", "a duration", "required", "the length of a window, such as `\"1m\"`; a day is one in UTC"),
+        key(
+            "tumbling",
+            "a duration",
+            "",
+            "windows of this length, one after another since 1970, such as `\"1m\"`; a day is one in UTC",
+        ),
+        key("hopping", "a duration", "", "windows of this length that overlap: one begins every `advance`"),
+        key("advance", "a duration", "required with `hopping`", "how far apart hopping windows begin"),
+        key(
+            "session",
+            "a duration",
+            "",
+            "windows as long as the records of a key go on: one ends with the record after which none comes for longer than \
+             this",
+        ),
         key("grace", "a duration", "\"0s\"", "how long after its end a window takes records"),
+        key(
+            "emit",
+            "`\"update\"` or `\"close\"`",
+            "\"update\"",
+            "a window is put out at every record, or once: when it closes, in the transaction of the record that closed it",
+        ),
+        key(
+            "late",
+            "`\"drop\"` or `\"reject\"`",
+            "\"drop\"",
+            "what happens to a late record: it is counted and puts out nothing, or it is a dead letter (`late`)",
+        ),
+        key(
+            "idle",
+            "a duration",
+            "",
+            "with `emit = \"close\"`: when a partition brought nothing for so long its time goes on with the clock, so that its \
+             last windows close; what comes then may be late, which a replay decides otherwise",
+        ),
     ],
 };
 
@@ -66,6 +100,12 @@ pub const FIELD: Section = Section {
             "",
             "what an expression makes of `.acc`, its former value (null at first), and `.value`, the record's; null leaves it \
              as it is",
+        ),
+        key(
+            "merge",
+            "VRL",
+            "required for `reduce` with `session`",
+            "what the values of two sessions that become one come to: `.acc` is the earlier one's, `.other` the later one's",
         ),
         key(
             "limit",

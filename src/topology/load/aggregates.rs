@@ -13,8 +13,8 @@ use crate::expr::Role;
 use crate::topology::finding::{code, did_you_mean};
 use crate::topology::keys;
 use crate::topology::spec::{
-    Aggregate, AggregateTombstones, Field, Function, Node, NodeId, NodeKind, Port, Repartition, Topology, WINDOW_END,
-    WINDOW_START, Window,
+    Aggregate, AggregateTombstones, Emit, Field, Function, Late, Node, NodeId, NodeKind, Port, RETRACTED, Repartition,
+    Topology, WINDOW_END, WINDOW_START, Window, WindowKind,
 };
 
 const HELP: &str = "such as fields = { orders = \"count\", revenue = { sum = '.total' } }";
@@ -38,8 +38,10 @@ pub fn read(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
         cx.found.error(code::INVALID_VALUE, item.span(), "`fields` is empty").help(HELP);
     }
     let mut fields = Vec::new();
+    let session = window.flatten().filter(|window| matches!(window.kind, WindowKind::Session { .. }));
     for (name, item) in in_order(entries) {
-        if window.is_some() && (name.get_ref() == WINDOW_START || name.get_ref() == WINDOW_END) {
+        let retracted = session.is_some_and(|window| window.emit == Emit::Update) && name.get_ref() == RETRACTED;
+        if window.is_some() && (name.get_ref() == WINDOW_START || name.get_ref() == WINDOW_END || retracted) {
             let message = format!("the field `{}` has the name of a member that holds the window", name.get_ref());
             cx.found.error(code::DUPLICATE_NAME, name.span(), message).help("give the field another name");
         }
@@ -49,7 +51,11 @@ pub fn read(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
                 .error(code::DUPLICATE_NAME, name.span(), message)
                 .help("give the field another name, or the key's member: key_field = \"customer_id\"");
         }
-        fields.push(field(cx, name.get_ref(), name.span(), item));
+        let field = field(cx, name.get_ref(), name.span(), item);
+        if let Some(field) = &field {
+            merges(cx, field, name.span(), item, session.is_some());
+        }
+        fields.push(field);
     }
     let complete = !group_by_fails
         && window.is_none_or(|window| window.is_some())
@@ -62,21 +68,113 @@ pub fn read(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
     });
 }
 
+/// The kinds of windows, by the key that gives the length, and what such a table looks like.
+const KINDS: [(&str, &str); 3] = [
+    ("tumbling", "window = { tumbling = \"1m\", grace = \"10s\" }"),
+    ("hopping", "window = { hopping = \"10m\", advance = \"1m\", grace = \"10s\" }"),
+    ("session", "window = { session = \"30m\", grace = \"10s\" }"),
+];
+/// Windows that a record may be in: it changes each of them.
+const OVERLAPS: i64 = 1000;
+
 fn window(cx: &mut Cx<'_>, table: &Table<'_>, item: &Item<'_>) -> Option<Window> {
     let window = cx.table(item, table.key_span("window"), &keys::WINDOW, "`window`")?;
-    if window.get("tumbling").is_none() {
-        cx.missing(&window, "tumbling", "such as window = { tumbling = \"1m\", grace = \"10s\" }");
-    }
-    let size = cx.duration(&window, "tumbling", Duration::from_millis(1));
+    let given: Vec<_> = KINDS.iter().filter(|(kind, _)| window.entries.contains_key(*kind)).collect();
     let grace = window.get("grace").map(|_| cx.duration(&window, "grace", Duration::ZERO));
+    let emit = cx.choice(&window, "emit", &[("update", Emit::Update), ("close", Emit::Close)]);
+    let late = cx.choice(&window, "late", &[("drop", Late::Drop), ("reject", Late::Reject)]);
+    let idle = window.get("idle").map(|_| cx.duration(&window, "idle", Duration::from_secs(1)));
+    if idle.is_some() && emit != Some(Emit::Close) {
+        let message = "`idle` has no use: with emit = \"update\" every window is put out before it closes";
+        cx.found
+            .error(code::INVALID_VALUE, window.key_span("idle"), message)
+            .help("leave it out, or put windows out when they close: emit = \"close\"");
+    }
     let ms = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).min(LONGEST_MS);
-    Some(Window { size_ms: ms(size?), grace_ms: ms(grace.unwrap_or(Some(Duration::ZERO))?) })
+    let [(word, such_as)] = given[..] else {
+        let words: Vec<String> = KINDS.iter().map(|(kind, _)| format!("`{kind}`")).collect();
+        if given.len() > 1 {
+            let message = format!("a window is of one kind, not {}", given.len());
+            cx.found
+                .error(code::INVALID_VALUE, window.span.clone(), message)
+                .help(format!("one of {}", one_of(&words)));
+        } else {
+            cx.missing(&window, "tumbling", format!("or {}: such as {}", one_of(&words[1..]), KINDS[0].1));
+        }
+        return None;
+    };
+    let length = cx.duration(&window, word, Duration::from_millis(1)).map(ms);
+    let advance = window.get("advance").map(|item| (item, cx.duration(&window, "advance", Duration::from_millis(1))));
+    let kind = match (*word, advance) {
+        ("hopping", None) => {
+            cx.missing(&window, "advance", format!("how far apart windows begin: such as {such_as}"));
+            None
+        }
+        ("hopping", Some((item, advance))) => {
+            let (size_ms, advance_ms) = (length?, ms(advance?));
+            if advance_ms > size_ms {
+                let message = "`advance` is longer than the windows are: records between two of them would be in none";
+                cx.found.error(code::INVALID_VALUE, item.span(), message).help("make it as long or shorter");
+            } else if size_ms / advance_ms > OVERLAPS {
+                let overlaps = size_ms / advance_ms;
+                let message = format!("a record would be in {overlaps} windows, and change each of them");
+                cx.found
+                    .error(code::INVALID_VALUE, item.span(), message)
+                    .help(format!("make `advance` longer: at most {OVERLAPS} windows overlap"));
+            }
+            Some(WindowKind::Aligned { size_ms, advance_ms })
+        }
+        (_, Some(_)) => {
+            let message = format!("`{word}` windows have no `advance`");
+            cx.found
+                .error(code::INVALID_VALUE, window.key_span("advance"), message)
+                .help(format!("windows that overlap are hopping ones: such as {}", KINDS[1].1));
+            None
+        }
+        ("session", None) => Some(WindowKind::Session { gap_ms: length? }),
+        (_, None) => length.map(|size_ms| WindowKind::Aligned { size_ms, advance_ms: size_ms }),
+    };
+    let grace_ms = ms(grace.unwrap_or(Some(Duration::ZERO))?);
+    let idle_ms = match idle {
+        Some(idle) => Some(ms(idle?)),
+        None => None,
+    };
+    let (emit, late) = (emit.unwrap_or(Emit::Update), late.unwrap_or(Late::Drop));
+    Some(Window { kind: kind?, grace_ms, emit, late, idle_ms })
+}
+
+/// A record may join two sessions: a reduction has to say what its two values come to.
+fn merges(cx: &mut Cx<'_>, field: &Field, name_span: std::ops::Range<usize>, item: &Item<'_>, sessions: bool) {
+    let name = &field.name;
+    let merge = match item.get_ref() {
+        DeValue::Table(entries) => entries.get_key_value("merge"),
+        _ => None,
+    };
+    match merge {
+        None if sessions && field.function == Function::Reduce => {
+            let message = format!("the reduction `{name}` does not say what it makes of two sessions that become one");
+            cx.found.error(code::MISSING_KEY, name_span, message).help(
+                "add merge = '…': an expression of `.acc`, the earlier session's value, and `.other`, the later one's",
+            );
+        }
+        Some((key, _)) if field.function != Function::Reduce => {
+            let message = format!("`{}` knows how to merge: it has no `merge`", field.function.as_str());
+            cx.found.error(code::INVALID_VALUE, key.span(), message).help("`merge` is for `reduce`");
+        }
+        Some((key, _)) if !sessions => {
+            let message = "only sessions are merged, and this aggregate has none";
+            cx.found
+                .error(code::INVALID_VALUE, key.span(), message)
+                .help("leave it out, or group by sessions: window = { session = \"30m\" }");
+        }
+        _ => {}
+    }
 }
 
 fn field(cx: &mut Cx<'_>, name: &str, name_span: std::ops::Range<usize>, item: &Item<'_>) -> Option<Field> {
     match item.get_ref() {
         DeValue::String(word) if word == Function::Count.as_str() => {
-            Some(Field { name: name.to_owned(), function: Function::Count, of: None, limit: LIMIT })
+            Some(Field { name: name.to_owned(), function: Function::Count, of: None, merge: None, limit: LIMIT })
         }
         DeValue::String(word) => {
             let known = Function::WORDS.iter().any(|(function, _)| *function == word);
@@ -121,8 +219,12 @@ fn function(cx: &mut Cx<'_>, name: &str, name_span: std::ops::Range<usize>, item
     }
     let item = table.get(word)?;
     let of = cx.expression_item(&place(name, *function), item, Role::Value)?;
+    let merge = match table.get("merge") {
+        Some(item) => Some(cx.expression_item(&format!("{REDUCTION}{name}.merge"), item, Role::Value)?),
+        None => None,
+    };
     let limit = limit.map_or(LIMIT, |limit| limit as usize);
-    Some(Field { name: name.to_owned(), function: *function, of: Some(of), limit })
+    Some(Field { name: name.to_owned(), function: *function, of: Some(of), merge, limit })
 }
 
 /// What the place of a reduction begins with: its `.` is not the record's value.
@@ -195,6 +297,27 @@ pub fn regroup(topology: &mut Topology) {
         let reader = made("repartitioned", port(next), NodeKind::Repartitioned { topic, format });
         node.inputs = port(next + 1);
         topology.nodes.extend([writer, reader]);
+    }
+}
+
+/// How far ahead of its record an event may be where nothing is said: what Kafka's brokers take of a producer's clock.
+const MAX_AHEAD_MS: i64 = 3_600_000;
+
+/// Bounds the times of events that windows are told by, where the file says nothing: one bad clock would close them all.
+pub fn bound_times(topology: &mut Topology) {
+    let windows = |node: &Node| matches!(&node.kind, NodeKind::Aggregate(aggregate) if aggregate.window.is_some());
+    let mut above: BTreeSet<usize> = (0..topology.nodes.len()).filter(|id| windows(&topology.nodes[*id])).collect();
+    let mut waiting = Vec::from_iter(above.iter().copied());
+    while let Some(id) = waiting.pop() {
+        let new = topology.nodes[id].inputs.iter().map(|port| port.node.0).filter(|id| above.insert(*id));
+        waiting.extend(new);
+    }
+    for id in above {
+        if let NodeKind::Source(source) = &mut topology.nodes[id].kind
+            && source.event_time.is_some()
+        {
+            source.max_ahead_ms.get_or_insert(MAX_AHEAD_MS);
+        }
     }
 }
 

@@ -67,6 +67,7 @@ pub fn load(text: &str, file: &str, env: &dyn Fn(&str) -> Option<String>) -> Loa
     let mut topology = topology.filter(|_| good).map(|topology| Topology { unset, ..topology });
     // Only now is it sure that nodes do not go in a circle.
     topology.iter_mut().for_each(aggregates::regroup);
+    topology.iter_mut().for_each(aggregates::bound_times);
     Loaded { topology, findings }
 }
 

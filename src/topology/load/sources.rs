@@ -1,6 +1,7 @@
 //! `[sources.NAME]`.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use toml::de::DeValue;
 
@@ -27,10 +28,23 @@ fn kafka(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
         format: format(cx, table).unwrap_or(Format::Json),
         event_id: cx.expression(table, "event_id", Role::Value),
         event_time: cx.expression(table, "event_time", Role::Value),
+        max_ahead_ms: max_ahead(cx, table),
         start: start(cx, table).unwrap_or(Start::Earliest),
     };
     draft.topics = topics;
     draft.kind = Some(NodeKind::Source(source));
+}
+
+fn max_ahead(cx: &mut Cx<'_>, table: &Table<'_>) -> Option<i64> {
+    let item = table.get("max_ahead")?;
+    if table.get("event_time").is_none() {
+        let message = "`max_ahead` bounds the time that `event_time` gives, and there is none";
+        cx.found.error(code::INVALID_VALUE, item.span(), message).help(
+            "the time of a record itself is bounded by the topic: message.timestamp.after.max.ms, an hour by default",
+        );
+    }
+    let ahead = cx.duration(table, "max_ahead", Duration::ZERO)?;
+    Some(i64::try_from(ahead.as_millis()).unwrap_or(i64::MAX))
 }
 
 fn format(cx: &mut Cx<'_>, table: &Table<'_>) -> Option<Format> {

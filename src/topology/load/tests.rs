@@ -228,3 +228,24 @@ topic = "out"
     let NodeKind::Repartitioned { topic, format } = &topology.nodes[4].kind else { panic!() };
     assert_eq!((topic.as_str(), *format), ("t.sizes.repartition", Format::String));
 }
+
+#[test]
+fn events_that_windows_are_told_by_are_an_hour_ahead_of_their_records_at_most() {
+    let bound = |source: &str, window: &str| {
+        let text = format!(
+            "name = \"t\"\nkafka.brokers = \"localhost:9092\"\n\
+             [sources.in]\ntype = \"kafka\"\ntopics = [\"in\"]\n{source}\n\
+             [transforms.live]\ntype = \"filter\"\ninputs = [\"in\"]\ncondition = \"true\"\n\
+             [transforms.n]\ntype = \"aggregate\"\ninputs = [\"live\"]\ngroup_by = \".k\"\nfields.n = \"count\"\n{window}\n\
+             [sinks.out]\ntype = \"kafka\"\ninputs = [\"n\"]\ntopic = \"out\"\n"
+        );
+        let NodeKind::Source(source) = &topology(&text).nodes[0].kind else { panic!() };
+        source.max_ahead_ms
+    };
+    let (timed, windows) = ("event_time = \".at\"", "window = { tumbling = \"1m\" }");
+    assert_eq!(bound(timed, windows), Some(3_600_000), "also through a repartition");
+    assert_eq!(bound(timed, ""), None);
+    assert_eq!(bound("", windows), None, "the topic bounds its records' own times");
+    assert_eq!(bound("event_time = \".at\"\nmax_ahead = \"5s\"", windows), Some(5_000));
+    assert_eq!(bound("event_time = \".at\"\nmax_ahead = \"5s\"", ""), Some(5_000));
+}
