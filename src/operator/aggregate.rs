@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
@@ -195,6 +196,11 @@ impl Aggregate {
     /// What the last record put out: JSON objects with their ids.
     pub(super) fn updates(&self) -> impl Iterator<Item = (&[u8], EventId)> {
         self.updates.iter().map(|(range, id)| (&self.output[range.clone()], *id))
+    }
+
+    /// The topic that its state is restored from.
+    pub(super) fn changelog(&self) -> Arc<str> {
+        Arc::clone(&self.changelog.1.topic)
     }
 
     /// Whether windows are put out once, when they close.

@@ -39,18 +39,18 @@ impl Pipeline {
         let Pipeline { steps, states, close_at_once, .. } = self;
         let next = steps.iter_mut().enumerate().find_map(|(i, step)| match &mut step.operator {
             Operator::Aggregate(aggregate) => {
-                Some((i, aggregate.close(*close_at_once, states, chunk)?, aggregate.name.clone()))
+                Some((i, aggregate.close(*close_at_once, states, chunk)?, aggregate.changelog()))
             }
             _ => None,
         });
-        let Some((step, (partition, offset, finals), name)) = next else { return Ok(None) };
+        let Some((step, (partition, offset, finals), topic)) = next else { return Ok(None) };
         self.states.keep();
         let mut closed = Closed::default();
         for last in finals {
             closed.windows += 1;
-            // It is of no record: its place is the store's, at which no source is.
+            // It is of no record: its place is the changelog, which no source reads.
             let input = Input {
-                topic: &name,
+                topic: &topic,
                 partition,
                 offset,
                 timestamp: Some(last.last_ms),

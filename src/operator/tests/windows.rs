@@ -389,10 +389,10 @@ fn a_window_that_a_later_node_refuses_is_rejected_alone_and_closed_all_the_same(
         out(topic, Some(key), Some(&shown(key, 0, 10, 1)))
     });
     assert_eq!(outs, expected);
-    // The letter says that it is of the store: no source has it, so that a replay takes it for no input.
+    // The letter says that it is of the changelog: no source reads that, so that a replay takes it for no input.
     let letter = rig.chunk.iter().find(|output| output.target == TargetId(0)).unwrap();
     let header = |name: &str| letter.headers().find(|(n, _)| *n == name.as_bytes()).and_then(|(_, v)| v).map(text);
-    assert_eq!(header("semel-error-topic").as_deref(), Some("shop.w"));
+    assert_eq!(header("semel-error-topic").as_deref(), Some("shop.w.changelog"));
     assert_eq!(header("semel-error-node").as_deref(), Some("strict"));
     assert_eq!(at(&mut rig, "z", 11), (Outcome::Kept, vec![]), "it does not come again");
     let rejects: Vec<_> = rig.pipeline.counts().rejects().collect();

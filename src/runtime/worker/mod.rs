@@ -222,7 +222,9 @@ impl Worker {
         if !self.unblock()? {
             return Ok(());
         }
-        self.state.tick(now)?;
+        if self.state.tick(now)? {
+            return Ok(());
+        }
         for _ in 0..RUN {
             match self.consumer.poll(Duration::ZERO) {
                 Polled::Record(message) => {

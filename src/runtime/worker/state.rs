@@ -184,20 +184,21 @@ impl State {
         Ok(self.is_full())
     }
 
-    /// Lets the task do what time brings about.
-    pub(super) fn tick(&mut self, now: Instant) -> Result<(), Failure> {
+    /// Lets the task do what time brings about; true when the batch is to be ended by it, before another record is taken.
+    pub(super) fn tick(&mut self, now: Instant) -> Result<bool, Failure> {
         if now < self.tick_at || !self.task.has_timers() {
-            return Ok(());
+            return Ok(false);
         }
         self.tick_at = now + super::TICK_EVERY;
-        for partition in self.task.tick(&self.progress.positions(), &mut self.chunk)? {
-            self.progress.touch(&partition);
-            if self.opened.is_none() {
-                self.opened = Some(now);
-                self.status.begin();
-            }
+        let touched = self.task.tick(&self.progress.positions(), &mut self.chunk)?;
+        for partition in &touched {
+            self.progress.touch(partition);
         }
-        Ok(())
+        if !touched.is_empty() && self.opened.is_none() {
+            self.opened = Some(now);
+            self.status.begin();
+        }
+        Ok(!touched.is_empty() && self.is_full())
     }
 
     pub(super) fn batch_limit(&self) -> u64 {

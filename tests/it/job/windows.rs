@@ -328,7 +328,8 @@ fn windows_of_a_quiet_partition_close_by_the_clock() {
     let text = FINALS.replace("emit = \"close\"", "emit = \"close\", idle = \"1s\"");
     let file = job.file(&text);
     let order = |i: u64| (format!("k{i}"), format!(r#"{{"id":"e{i}","at":{},"total":1}}"#, BASE));
-    job.produce_keyed("in", 2, (0..20).map(order));
+    // More than close in one turn.
+    job.produce_keyed("in", 2, (0..2_500).map(order));
     let all = |topic: &str, count: usize| {
         let there = || {
             job.admin.topic(&job.topic(topic)).unwrap().is_some()
@@ -338,12 +339,12 @@ fn windows_of_a_quiet_partition_close_by_the_clock() {
     };
     let process = job.start(&file);
     // Visits close three seconds after their last order, hops up to seven.
-    all("visits", 20);
+    all("visits", 2_500);
     let positions = job.positions(&job.name, "in");
     process.kill();
     let process = job.start(&file);
-    all("hops", 60);
-    all("visits", 20);
+    all("hops", 7_500);
+    all("visits", 2_500);
     assert_eq!(job.positions(&job.name, "in"), positions, "they stand where they stood");
     process.kill();
     // A record that comes then is late.
