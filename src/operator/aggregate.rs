@@ -273,14 +273,14 @@ fn rfc3339(time_ms: i64) -> String {
     time.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
 }
 
-fn elsewhere(partition: i32) -> Fault {
+pub(super) fn elsewhere(partition: i32) -> Fault {
     let message =
         format!("the state of partition {partition} is not here; replay it while one worker has all partitions");
     Fault::new("retry", message)
 }
 
 /// Writes to the changelog.
-fn put((id, _): &(TargetId, Target), partition: i32, key: &[u8], value: Option<&[u8]>, chunk: &mut Chunk) {
+pub(super) fn put((id, _): &(TargetId, Target), partition: i32, key: &[u8], value: Option<&[u8]>, chunk: &mut Chunk) {
     let mut out = chunk.push(*id);
     out.partition(partition).key(Some(key)).value(value);
     out.finish();

@@ -6,6 +6,7 @@ mod counts;
 mod filter;
 mod flat_map;
 mod fold;
+mod join;
 mod key;
 mod number;
 mod partition;
@@ -20,6 +21,7 @@ mod sink;
 mod source;
 mod state;
 mod steps;
+mod table;
 #[cfg(test)]
 mod tests;
 mod time;

@@ -13,7 +13,7 @@ pub(super) struct Record {
     pub(super) body: Body,
     key: Key,
     key_bytes: Vec<u8>,
-    /// Of an update that an aggregate made of the input.
+    /// Of what an aggregate or a join made of the input.
     id: Option<EventId>,
 }
 
@@ -34,7 +34,7 @@ impl Record {
         self.id = None;
     }
 
-    /// Makes it the update of an aggregate: a JSON text under an id of its own, with the key that it has.
+    /// Makes it what an aggregate or a join made of it: a JSON text under an id of its own, with the key that it has.
     pub(super) fn become_update(&mut self, json: &[u8], id: EventId) -> Result<(), Fault> {
         self.id = Some(id);
         self.body.decode(Format::Json, Some(json)).map_err(|fault| Fault::new("field", fault.message))

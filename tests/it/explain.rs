@@ -34,6 +34,9 @@ fn the_plan_shows_stores_and_what_they_are_restored_from() {
     golden("tests/explain/word-count.txt", &explain(&[file]));
     golden("tests/explain/windowed-revenue.txt", &explain(&["topologies/windowed-revenue.toml"]));
     golden("tests/explain/word-count.mmd", &explain(&["--format", "mermaid", file]));
+    let file = "topologies/orders-with-customers.toml";
+    golden("tests/explain/orders-with-customers.txt", &explain(&[file]));
+    golden("tests/explain/orders-with-customers.mmd", &explain(&["--format", "mermaid", file]));
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod cx;
 mod expressions;
 mod graph;
 mod interpolate;
+mod joins;
 mod kafka;
 mod kafka_properties;
 mod nodes;
@@ -99,6 +100,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     let broker_assigns = kafka.as_ref().is_some_and(Kafka::broker_assigns);
     let usual = if broker_assigns { Membership::Dynamic } else { Membership::Static };
     let drafts = drafts(cx, &top);
+    joins::strategy(cx, kafka.as_ref(), &drafts);
     check_names(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
     let inputs = graph::connect(cx, &drafts);
     semantics::check(cx, settings.guarantee, &drafts, &inputs);
@@ -125,6 +127,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
         instance: settings.instance,
         state_dir: settings.state_dir,
         stores: settings.stores,
+        max_task_idle: settings.max_task_idle,
         on_error: settings.on_error,
         audit: settings.audit,
         kafka: kafka?,

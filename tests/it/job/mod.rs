@@ -11,6 +11,7 @@ mod failover;
 mod guarantees;
 pub mod harness;
 mod instances;
+mod joins;
 mod kafka_proxy;
 mod kill;
 mod ledger;
