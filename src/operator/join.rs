@@ -2,7 +2,7 @@
 
 use crate::expr::Fault;
 use crate::ids::EventId;
-use crate::json::write_string;
+use crate::json::{JsonBody, write_string};
 use crate::record::Input;
 use crate::topology::spec::{self, JoinKind};
 
@@ -64,23 +64,14 @@ impl Join {
                 let found = states.read(self.table, input.partition, &self.key, &mut self.row);
                 found.ok_or_else(|| elsewhere(input.partition))?
             }
-            None if self.kind == JoinKind::Left => false,
+            None if self.kind != JoinKind::Inner => false,
             None => return Err(Fault::new("null-key", "the key is null: no row can be its")),
         };
         if !found && self.kind == JoinKind::Inner {
             return Ok(Joined::Alone);
         }
         let row = found.then(|| Row::decode(&self.row).expect("what is restored has the stamp of a table"));
-        self.output.clear();
-        self.output.push(b'{');
-        for (name, value) in json.members().filter(|(name, _)| *name != self.into) {
-            write_string(&name, &mut self.output);
-            self.output.push(b':');
-            self.output.extend_from_slice(&value);
-            self.output.push(b',');
-        }
-        write_string(&self.into, &mut self.output);
-        self.output.push(b':');
+        begin(Some(json), &self.into, &mut self.output);
         match &row {
             Some(row) => row.write(&mut self.output)?,
             None => self.output.extend_from_slice(b"null"),
@@ -94,4 +85,18 @@ impl Join {
     pub(super) fn output(&self) -> &[u8] {
         &self.output
     }
+}
+
+/// Writes an object up to the value of its last member, `into`.
+pub(super) fn begin(object: Option<&JsonBody>, into: &str, out: &mut Vec<u8>) {
+    out.clear();
+    out.push(b'{');
+    for (name, value) in object.into_iter().flat_map(JsonBody::members).filter(|(name, _)| name != into) {
+        write_string(&name, out);
+        out.push(b':');
+        out.extend_from_slice(&value);
+        out.push(b',');
+    }
+    write_string(into, out);
+    out.push(b':');
 }

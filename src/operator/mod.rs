@@ -7,6 +7,7 @@ mod filter;
 mod flat_map;
 mod fold;
 mod join;
+mod join_tables;
 mod key;
 mod number;
 mod partition;

@@ -13,12 +13,13 @@ use crate::ids::Deriver;
 use crate::record::{Input, Position, Timestamp};
 use crate::reject::{Reject, dead_letter};
 use crate::topology::plan::{Plan, PlannedStore, StageKind};
-use crate::topology::spec::{self, Node, NodeId, NodeKind, OnError, Repartition, Topology};
+use crate::topology::spec::{self, Node, NodeId, NodeKind, OnError, Port, Repartition, Topology};
 
 use super::aggregate::{Aggregate, Stamp, stamp};
 use super::filter::Filter;
 use super::flat_map::FlatMap;
 use super::join::Join;
+use super::join_tables::JoinTables;
 use super::rekey::Rekey;
 use super::remap::Remap;
 use super::route::Route;
@@ -381,10 +382,15 @@ fn step(
             Operator::Table(Box::new(Table::new(store, changelog)))
         }
         NodeKind::Join(spec) => {
-            let table = node.table().and_then(|table| stores.iter().position(|store| store.node == table));
-            let table = table.ok_or_else(|| Failure::refused(format!("`{}` has no table in this stage", node.name)))?;
-            let name = format!("{}.{}", topology.name, node.name);
-            Operator::Join(Box::new(Join::new(StoreId(table), name, spec)))
+            let table = |port: Option<&Port>| {
+                let at = port.and_then(|port| stores.iter().position(|store| store.node == port.node)).map(StoreId);
+                at.ok_or_else(|| Failure::refused(format!("`{}` has no table in this stage", node.name)))
+            };
+            let (name, right) = (format!("{}.{}", topology.name, node.name), table(node.inputs.last())?);
+            match spec.of_tables {
+                false => Operator::Join(Box::new(Join::new(right, name, spec))),
+                true => Operator::JoinTables(Box::new(JoinTables::new(table(node.inputs.first())?, right, name, spec))),
+            }
         }
         NodeKind::KafkaSink(sink) => {
             Operator::Sink(Box::new(kafka_sink(topology, node, &sink.topic, sink.key.clone(), environment)?))

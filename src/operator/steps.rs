@@ -9,6 +9,7 @@ use super::aggregate::{Aggregate, Folded};
 use super::filter::Filter;
 use super::flat_map::{Expanded, FlatMap};
 use super::join::{Join, Joined};
+use super::join_tables::{Changed, JoinTables};
 use super::rekey::Rekey;
 use super::remap::Remap;
 use super::route::{Route, Way};
@@ -39,6 +40,7 @@ pub(super) enum Operator {
     Aggregate(Box<Aggregate>),
     Table(Box<Table>),
     Join(Box<Join>),
+    JoinTables(Box<JoinTables>),
     Sink(Box<Sink>),
 }
 
@@ -167,6 +169,8 @@ impl Run<'_, '_> {
             Operator::Table(table) => {
                 let record = self.pool.get(slot);
                 let taken = table.take(record, self.input, self.event, self.states, self.chunk)?;
+                let slot = if taken && !takers[0].is_empty() { self.pool.own(slot) } else { slot };
+                self.pool.get_mut(slot).row_of = taken.then_some(table.store());
                 self.pass(*node, slot, taken.then_some(&takers[0]));
             }
             Operator::Join(join) => {
@@ -179,6 +183,22 @@ impl Run<'_, '_> {
                     }
                     Joined::Null => self.pass(*node, slot, Some(&takers[0])),
                     Joined::Alone => self.pass(*node, slot, None),
+                }
+            }
+            Operator::JoinTables(join) => {
+                let record = self.pool.get(slot);
+                match join.change(record, self.input, self.event, self.states)? {
+                    Changed::Row(id) => {
+                        let slot = self.pool.own(slot);
+                        self.pool.get_mut(slot).become_update(join.output(), id)?;
+                        self.pass(*node, slot, Some(&takers[0]));
+                    }
+                    Changed::Gone(id) => {
+                        let slot = self.pool.own(slot);
+                        self.pool.get_mut(slot).become_null(id)?;
+                        self.pass(*node, slot, Some(&takers[0]));
+                    }
+                    Changed::Nothing => self.pass(*node, slot, None),
                 }
             }
             Operator::Sink(sink) => {

@@ -1,12 +1,11 @@
 //! `table`: keeps the latest value of each key, and passes records on.
 
-use std::collections::HashMap;
-
 use crate::chunk::{Chunk, Target, TargetId};
 use crate::expr::Fault;
 use crate::ids::EventId;
 use crate::json::write_string;
 use crate::record::{Input, Offset};
+use crate::reject::header;
 
 use super::Record;
 use super::aggregate::{Stamp, elsewhere, put};
@@ -29,15 +28,17 @@ const TEXT: u8 = 1;
 pub(super) struct Table {
     store: StoreId,
     changelog: (TargetId, Target),
-    /// The last offset that was taken of each partition: what comes after it is newer than any row.
-    last: HashMap<i32, Offset>,
     key: Vec<u8>,
     row: Vec<u8>,
 }
 
 impl Table {
     pub(super) fn new(store: StoreId, changelog: (TargetId, Target)) -> Table {
-        Table { store, changelog, last: HashMap::new(), key: Vec::new(), row: Vec::new() }
+        Table { store, changelog, key: Vec::new(), row: Vec::new() }
+    }
+
+    pub(super) fn store(&self) -> StoreId {
+        self.store
     }
 
     /// Makes the record the row of its key, or removes that for a null value. False for a record that is older than the row:
@@ -57,9 +58,8 @@ impl Table {
             return Err(Fault::new("null-key", "the key is null: the record is the row of none"));
         };
         row_key(key, &mut self.key);
-        let last = self.last.insert(input.partition, input.offset);
-        if last.is_none_or(|last| input.offset <= last) {
-            self.last.entry(input.partition).and_modify(|at| *at = (*at).max(last.unwrap_or(*at)));
+        // What is read in its turn is newer than every row.
+        if input.headers.last(header::RESTORED).is_some() {
             let held = states.read(self.store, input.partition, &self.key, &mut self.row);
             if held.ok_or_else(|| elsewhere(input.partition))? {
                 let row = Row::decode(&self.row).expect("what is restored has the stamp of a table");
@@ -115,6 +115,11 @@ impl<'a> Row<'a> {
         let offset = Offset(i64::try_from(coded.number()?).ok()?);
         let [kind] = *coded.array()?;
         Some(Row { id, offset, kind, value: coded.0 })
+    }
+
+    /// The text of an object; none of a row that is text.
+    pub(super) fn object(&self) -> Option<&'a [u8]> {
+        (self.kind == JSON).then_some(self.value)
     }
 
     /// Writes the value as JSON: an object as it came, text as a string.

@@ -123,7 +123,16 @@ impl Build {
     }
 
     pub(super) fn join(self, name: &str, input: &str, table: &str, kind: JoinKind, into: &str) -> Build {
-        self.node(name, &[input, table], NodeKind::Join(Join { kind, key: None, into: into.to_owned() }))
+        self.node(
+            name,
+            &[input, table],
+            NodeKind::Join(Join { kind, key: None, into: into.to_owned(), of_tables: false }),
+        )
+    }
+
+    pub(super) fn join_tables(self, name: &str, left: &str, right: &str, kind: JoinKind, into: &str) -> Build {
+        let join = Join { kind, key: None, into: into.to_owned(), of_tables: true };
+        self.node(name, &[left, right], NodeKind::Join(join))
     }
 
     /// Windows of the last aggregate.

@@ -103,7 +103,7 @@ codes! {
     TABLE_KEY "table-key" "A table or a join that would meet the records of one key in several partitions, as \
      `aggregate-key`."
     TABLE_START "table-start" "A table whose source does not start at the beginning of its topic: it lacks rows."
-    JOIN_TABLE "join-table" "A join whose `table` is no table of the file."
+    JOIN_TABLE "join-table" "A join whose `table` is no table of the file, or with a setting that does not go with its inputs."
     JOIN_ASSIGNMENT "join-assignment" "A job with a join divides partitions by range: a job that ran without one is \
      stopped everywhere first."
     COORDINATES_ID "coordinates-id" "A source without `event_id`: its events are told apart by topic, partition and \

@@ -172,8 +172,9 @@ impl Plan {
             let name = format!("{}.{}", self.topology.name, self.topology.nodes[id.0].name);
             let changelog = self.topology.changelog(*id)?;
             let source = self.topology.fed_by(*id)?;
-            let reads = nodes.iter().filter(|node| self.topology.nodes[node.0].table() == Some(*id));
-            let mut readers: Vec<String> = reads.filter_map(|node| self.topology.fed_by(*node)).collect();
+            let looks_up = nodes.iter().flat_map(|node| self.topology.nodes[node.0].looks_up());
+            let by = looks_up.filter(|(table, _)| table == id).map(|(_, by)| by);
+            let mut readers: Vec<String> = by.filter_map(|by| self.topology.fed_by(by)).collect();
             readers.sort();
             readers.dedup();
             readers.retain(|topic| *topic != source);

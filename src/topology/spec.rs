@@ -143,17 +143,32 @@ pub struct Node {
 }
 
 impl Node {
-    /// The inputs whose records are processed: of a join all but its table.
+    /// The inputs whose records are processed: of a join of a stream all but its table.
     pub fn streams(&self) -> &[Port] {
         match &self.kind {
-            NodeKind::Join(_) => self.inputs.split_last().map_or(&[], |(_, streams)| streams),
+            NodeKind::Join(Join { of_tables: false, .. }) => {
+                self.inputs.split_last().map_or(&[], |(_, streams)| streams)
+            }
             _ => &self.inputs,
         }
     }
 
-    /// The table that a join looks up.
+    /// The table that a join names.
     pub fn table(&self) -> Option<NodeId> {
         self.inputs.last().filter(|_| matches!(self.kind, NodeKind::Join(_))).map(|port| port.node)
+    }
+
+    /// Which tables a join looks up for the records of which inputs.
+    pub fn looks_up(&self) -> Vec<(NodeId, NodeId)> {
+        match (&self.kind, &self.inputs[..]) {
+            (NodeKind::Join(Join { of_tables: true, .. }), [left, right]) => {
+                vec![(left.node, right.node), (right.node, left.node)]
+            }
+            (NodeKind::Join(_), [streams @ .., table]) => {
+                streams.iter().map(|stream| (table.node, stream.node)).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// The name of the node of the file that it is, or that it was made for.
@@ -348,7 +363,7 @@ impl Function {
     }
 }
 
-/// Gives each record the row of a table that has its key.
+/// Gives each record, or each row of another table, the row of a table that has its key.
 #[derive(Clone, Debug)]
 pub struct Join {
     pub kind: JoinKind,
@@ -356,6 +371,8 @@ pub struct Join {
     pub key: Option<Program>,
     /// The member that the row becomes.
     pub into: String,
+    /// The input is a table, too: a change of either puts out what both are now.
+    pub of_tables: bool,
 }
 
 /// What a join does with a record for which the table has no row.
@@ -365,11 +382,14 @@ pub enum JoinKind {
     Inner,
     /// It goes on with null in place of the row.
     Left,
+    /// So does a row of the table to which the input has none.
+    Outer,
 }
 
 impl JoinKind {
     /// Each with the word for it in the file.
-    pub const WORDS: [(&'static str, JoinKind); 2] = [("inner", JoinKind::Inner), ("left", JoinKind::Left)];
+    pub const WORDS: [(&'static str, JoinKind); 3] =
+        [("inner", JoinKind::Inner), ("left", JoinKind::Left), ("outer", JoinKind::Outer)];
 
     /// As the file writes it.
     pub fn as_str(self) -> &'static str {

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use crate::commit::progress::BatchId;
+use crate::reject::header;
 
 use super::*;
 
@@ -92,11 +93,13 @@ fn a_dead_letter_of_a_table_that_comes_back_replaces_no_newer_row() {
     let mut rig = shop(JoinKind::Inner);
     customer(&mut rig, 7, "c1", Some(r#"{"event_id":"new"}"#));
     customer(&mut rig, 8, "c2", Some(r#"{"event_id":"other"}"#));
-    let replayed = at("customers", 5, Some("c1"), Some(r#"{"event_id":"old"}"#));
+    let headers = || Headers(vec![(header::RESTORED.as_bytes(), Some(&b"1"[..]))]);
+    let replayed = Input { headers: headers(), ..at("customers", 5, Some("c1"), Some(r#"{"event_id":"old"}"#)) };
     assert_eq!((rig.outputs(&replayed), rig.chunk.len()), (vec![], 0));
     assert_eq!(rig.pipeline.counts().node(rig.id("by_id")).dropped, 1);
     // One that no newer one followed is what there is.
-    customer(&mut rig, 6, "c3", Some(r#"{"event_id":"late"}"#));
+    let replayed = Input { headers: headers(), ..at("customers", 6, Some("c3"), Some(r#"{"event_id":"late"}"#)) };
+    assert_eq!(rig.process(&replayed), Ok(Outcome::Processed { outputs: 0 }));
     customer(&mut rig, 9, "c1", Some(r#"{"event_id":"newest"}"#));
     let row = |rig: &mut Rig, key| order(rig, Some(key), "{}").pop().and_then(|out| out.2).unwrap();
     assert_eq!(row(&mut rig, "c1"), r#"{"customer":{"event_id":"newest"}}"#);
@@ -239,7 +242,7 @@ proptest! {
                     let found = model.row(&key);
                     let expected = match (found, kind) {
                         (Some(n), _) => vec![out("out", Some(&key), Some(&format!("{{\"i\":1,\"c\":{{\"n\":{n}}}}}")))],
-                        (None, JoinKind::Left) => vec![out("out", Some(&key), Some("{\"i\":1,\"c\":null}"))],
+                        (None, JoinKind::Left | JoinKind::Outer) => vec![out("out", Some(&key), Some("{\"i\":1,\"c\":null}"))],
                         (None, JoinKind::Inner) => vec![],
                     };
                     prop_assert_eq!(order(&mut rig, Some(&key), "{\"i\":1}"), expected);
@@ -282,6 +285,131 @@ proptest! {
                     offset = committed_offset;
                 }
             }
+        }
+    }
+}
+
+/// Of both tables: offsets rise, and each row is of its own key.
+fn tables(kind: JoinKind) -> Rig {
+    Build::new()
+        .json("names")
+        .json("cities")
+        .table("name", "names")
+        .table("city", "cities")
+        .join_tables("both", "name", "city", kind, "city")
+        .sink("out", &["both"], None)
+        .run()
+}
+
+/// What a change of a table puts out; what it keeps is left out.
+fn change(rig: &mut Rig, topic: &str, offset: i64, key: &str, value: Option<&str>) -> Vec<Out> {
+    let outcome = rig.process(&at(topic, offset, Some(key), value));
+    let outs: Vec<Out> = rig.outs().into_iter().filter(|out| out.0 == "out").collect();
+    assert_eq!(outcome, Ok(Outcome::Processed { outputs: outs.len() as u32 }));
+    outs
+}
+
+#[test]
+fn a_change_of_either_table_puts_out_what_both_are() {
+    let joined = |value: &str| vec![out("out", Some("k"), Some(value))];
+    let gone = vec![out("out", Some("k"), None)];
+    let mut rig = tables(JoinKind::Inner);
+    assert_eq!(change(&mut rig, "names", 0, "k", Some(r#"{"n":1.50,"city":7}"#)), []);
+    assert_eq!(change(&mut rig, "cities", 0, "k", Some(r#"{"c":10.00}"#)), joined(r#"{"n":1.50,"city":{"c":10.00}}"#));
+    assert_eq!(change(&mut rig, "names", 1, "k", Some(r#"{"n":2}"#)), joined(r#"{"n":2,"city":{"c":10.00}}"#));
+    assert_eq!(change(&mut rig, "cities", 1, "k", None), gone);
+    assert_eq!(change(&mut rig, "names", 2, "k", None), [], "nothing was left");
+    let mut rig = tables(JoinKind::Left);
+    assert_eq!(change(&mut rig, "cities", 0, "k", Some(r#"{"c":1}"#)), []);
+    assert_eq!(change(&mut rig, "names", 0, "k", Some(r#"{"n":1}"#)), joined(r#"{"n":1,"city":{"c":1}}"#));
+    assert_eq!(change(&mut rig, "cities", 1, "k", None), joined(r#"{"n":1,"city":null}"#));
+    assert_eq!(change(&mut rig, "names", 1, "k", None), gone);
+    let mut rig = tables(JoinKind::Outer);
+    assert_eq!(change(&mut rig, "cities", 0, "k", Some(r#"{"c":1}"#)), joined(r#"{"city":{"c":1}}"#));
+    assert_eq!(change(&mut rig, "names", 0, "k", Some(r#"{"n":1}"#)), joined(r#"{"n":1,"city":{"c":1}}"#));
+    assert_eq!(change(&mut rig, "names", 1, "k", None), joined(r#"{"city":{"c":1}}"#));
+    assert_eq!(change(&mut rig, "cities", 1, "k", None), gone);
+}
+
+#[test]
+fn what_two_tables_are_has_an_id_of_both_rows() {
+    let mut rig = tables(JoinKind::Outer);
+    let id = |topic: u128, offset| EventId::at(Uuid::from_u128(topic), 14, Offset(offset));
+    let derived = |id: EventId, other| id.joined("shop.both", other).derived("shop", "out", 0).to_string();
+    let found = |rig: &mut Rig, topic: &str, offset, value| {
+        change(rig, topic, offset, "k", value);
+        let at = rig.chunk.len() - 1;
+        rig.header(at, "semel-event-id").unwrap()
+    };
+    assert_eq!(found(&mut rig, "names", 3, Some("{}")), derived(id(1, 3), None));
+    assert_eq!(found(&mut rig, "cities", 5, Some("{}")), derived(id(2, 5), Some(id(1, 3))));
+    assert_eq!(found(&mut rig, "names", 4, None), derived(id(1, 4), Some(id(2, 5))));
+    assert_eq!(found(&mut rig, "cities", 6, None), derived(id(2, 6), None));
+}
+
+#[test]
+fn tables_of_one_topic_do_not_take_each_others_rows() {
+    let mut rig = Build::new()
+        .json("all")
+        .filter("left", "all", ".side == \"left\"")
+        .filter("right", "all", ".side == \"right\"")
+        .table("l", "left")
+        .table("r", "right")
+        .join_tables("both", "l", "r", JoinKind::Inner, "r")
+        .sink("out", &["both", "all"], None)
+        .run();
+    let mut joined = |offset, side: &str| {
+        change(&mut rig, "all", offset, "k", Some(&format!("{{\"side\":\"{side}\",\"at\":{offset}}}")))
+            .pop()
+            .unwrap()
+            .2
+            .unwrap()
+    };
+    assert_eq!(joined(0, "left"), r#"{"side":"left","at":0}"#);
+    let both = r#"{"side":"left","at":0,"r":{"side":"right","at":1}}"#;
+    assert_eq!(joined(1, "right"), both);
+    assert_eq!(joined(2, "left"), r#"{"side":"left","at":2,"r":{"side":"right","at":1}}"#);
+}
+
+proptest! {
+    /// After any changes of both tables, with rejects and aborts between: the last that was put out of each key is what two plain
+    /// maps hold of it.
+    #[test]
+    fn tables_are_joined_as_a_plain_model_says(
+        kind in 0..3usize,
+        steps in prop::collection::vec((any::<bool>(), 0..3u8, 0..8u8), 1..100),
+    ) {
+        let kind = [JoinKind::Inner, JoinKind::Left, JoinKind::Outer][kind];
+        let mut rig = tables(kind);
+        let mut rows: [HashMap<String, u8>; 2] = Default::default();
+        let mut results: HashMap<String, Option<String>> = HashMap::new();
+        for (offset, (right, key, value)) in steps.into_iter().enumerate() {
+            let (topic, member) = if right { ("cities", "c") } else { ("names", "n") };
+            let key = format!("k{key}");
+            if value == 7 {
+                // Undecodable: neither a row nor a result.
+                prop_assert_eq!(rig.rejected(&at(topic, offset as i64, Some(&key), Some("{"))).1, "undecodable");
+                continue;
+            }
+            let own = &mut rows[usize::from(right)];
+            let text = (value > 1).then(|| format!("{{\"{member}\":{value}}}"));
+            match value {
+                0 | 1 => drop(own.remove(&key)),
+                value => drop(own.insert(key.clone(), value)),
+            }
+            for result in change(&mut rig, topic, offset as i64, &key, text.as_deref()) {
+                results.insert(key.clone(), result.2);
+            }
+            let (left, right) = (rows[0].get(&key), rows[1].get(&key));
+            let exists = match kind {
+                JoinKind::Inner => left.is_some() && right.is_some(),
+                JoinKind::Left => left.is_some(),
+                JoinKind::Outer => left.is_some() || right.is_some(),
+            };
+            let left = left.map_or(String::new(), |n| format!("\"n\":{n},"));
+            let right = right.map_or("null".to_owned(), |c| format!("{{\"c\":{c}}}"));
+            let expected = exists.then(|| format!("{{{left}\"city\":{right}}}"));
+            prop_assert_eq!(results.get(&key).cloned().flatten(), expected);
         }
     }
 }

@@ -111,13 +111,14 @@ pub(super) struct Merge {
     idle: Duration,
     /// Bytes of all that waits, about.
     limit: usize,
+    bytes: usize,
     tasks: BTreeMap<(usize, i32), Task>,
 }
 
 impl Merge {
     pub(super) fn new(groups: &[Vec<String>], idle: Duration, limit: usize) -> Merge {
         let group = |topics: &Vec<String>| topics.iter().map(|topic| Arc::from(topic.as_str())).collect();
-        Merge { groups: groups.iter().map(group).collect(), idle, limit, tasks: BTreeMap::new() }
+        Merge { groups: groups.iter().map(group).collect(), idle, limit, bytes: 0, tasks: BTreeMap::new() }
     }
 
     /// Whether no topic is joined with another.
@@ -145,9 +146,16 @@ impl Merge {
     pub(super) fn push(&mut self, input: &Input<'_>, time: Timestamp) {
         let Some(queue) = self.queue(input.topic, input.partition).filter(|queue| queue.here) else { return };
         let record = Waiting::new(queue.partition.clone(), input, time);
-        queue.bytes += record.size();
+        let size = record.size();
+        queue.bytes += size;
         queue.ended = None;
         queue.records.push_back(record);
+        self.bytes += size;
+    }
+
+    /// Whether so much waits that nothing more is read before it was looked at.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes > self.limit
     }
 
     /// A partition has nothing more for now.
@@ -163,7 +171,9 @@ impl Merge {
         let (task, at) = self.tasks.values_mut().find_map(|task| task.next(now, idle).map(|at| (task, at)))?;
         let queue = &mut task.queues[at];
         let record = queue.records.pop_front()?;
-        queue.bytes -= record.size();
+        let size = record.size();
+        queue.bytes -= size;
+        self.bytes -= size;
         if queue.records.is_empty()
             && let Some(since) = &mut queue.ended
         {
@@ -205,12 +215,14 @@ impl Merge {
             }
         }
         self.tasks.retain(|_, task| task.queues.iter().any(|queue| queue.here));
+        self.bytes = self.tasks.values().flat_map(|task| &task.queues).map(|queue| queue.bytes).sum();
     }
 
     /// Forgets all that waits: it is read again. Answers the partitions that were paused.
     pub(super) fn clear(&mut self) -> Vec<TopicPartition> {
         let paused = self.resumed();
         self.tasks.values_mut().flat_map(|task| &mut task.queues).for_each(Queue::clear);
+        self.bytes = 0;
         paused
     }
 
@@ -348,8 +360,13 @@ mod tests {
         while merge.flow().1.is_empty() {
             assert!(next(&mut merge, now).is_some());
         }
-        assert!(merge.holds(&tp("stream", 3)));
+        assert!(merge.holds(&tp("stream", 3)) && !merge.is_full());
+        for offset in 5_000..20_000 {
+            push(&mut merge, "stream", offset, offset);
+        }
+        assert!(merge.is_full());
         assert_eq!(merge.clear(), []);
+        assert!(!merge.is_full());
         assert!(!merge.is_ready(now), "all ends have to be told again");
     }
 

@@ -132,14 +132,15 @@ impl State {
         }
     }
 
-    /// Takes a record that was read: it is processed, or waits for its turn. True when the batch is to be ended now.
+    /// Takes a record that was read: it is processed, or waits for its turn. True when nothing more is to be read before the
+    /// batch, or what waits, was looked at.
     pub(super) fn read(&mut self, input: &Input<'_>) -> Result<bool, Failure> {
         if !self.merge.takes(input.topic) {
             return self.record(input);
         }
         let time = self.task.time(input);
         self.merge.push(input, time);
-        Ok(false)
+        Ok(self.merge.is_full())
     }
 
     /// Processes up to so many records whose turn it is; true when there may be more of them, or the batch is to be ended now.

@@ -137,7 +137,10 @@ fn details(kind: &NodeKind) -> String {
             text
         }
         NodeKind::Table => "latest value by key".to_owned(),
-        NodeKind::Join(join) => format!("{}, the row into .{}", join.kind.as_str(), join.into),
+        NodeKind::Join(join) => {
+            let of = if join.of_tables { " of tables" } else { "" };
+            format!("{}{of}, the row into .{}", join.kind.as_str(), join.into)
+        }
         NodeKind::Repartition(repartition) => {
             format!("topic {}, key {}", repartition.topic, one_line(repartition.key.source()))
         }

@@ -56,18 +56,20 @@ pub const TABLE: Section = Section {
 
 pub const JOIN: Section = Section {
     title: "`[transforms.NAME]`, `type = \"join\"`",
-    doc: "Gives each record the row of a table that has its key, as a member. The topics of both have as many partitions, and \
-     their records are partitioned alike. Of the two the record with the lowest time goes first. A null value passes \
-     untouched. See [joins.md](joins.md).",
+    doc: "Gives each record the row of a table that has its key, as a member. Where the input is a `table`, too, a \
+     change of either puts out what both are now, and a null value where nothing is left. The topics of both have as many \
+     partitions, and their records are partitioned alike. Of the two the record with the lowest time goes first. See \
+     [joins.md](joins.md).",
     keys: &[
         key("type", "`\"join\"`", "required", TYPE),
         INPUTS,
         key("table", "a name", "required", "the `table` of this file that is looked up"),
         key(
             "kind",
-            "`\"inner\"` or `\"left\"`",
+            "`\"inner\"`, `\"left\"` or `\"outer\"`",
             "\"inner\"",
-            "what happens to a record without a row: it ends here and is counted, or it goes on with null in place of the row",
+            "what happens to a record without a row: it ends here and is counted, or it goes on with null in place of the row. \
+             `outer`, of two tables, also keeps rows of the other",
         ),
         key("into", "a name", "required", "the member that the row becomes; one that the record has is replaced"),
         key(

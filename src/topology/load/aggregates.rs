@@ -6,7 +6,7 @@ use std::time::Duration;
 use toml::de::DeValue;
 
 use super::cx::{Cx, Item, Table, in_order, is_hole};
-use super::joins::streams;
+use super::joins;
 use super::nodes::Draft;
 use super::read::one_of;
 use super::semantics::{Unstable, overlap};
@@ -149,7 +149,8 @@ pub fn check(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
         let regrouped = regrouped.map(|id| format!("what `{}` groups", drafts[*id].name));
         let topics = above.iter().flat_map(|id| &drafts[*id].topics).map(|topic| topic.value.clone());
         let topics: BTreeSet<String> = topics.chain(regrouped).collect();
-        if topics.len() > 1 {
+        // Tables that are joined have a topic each.
+        if topics.len() > 1 && !joins::of_tables(drafts, draft, &inputs[id]) {
             let topics = Vec::from_iter(topics);
             let message = format!("{} takes from several topics: {}", draft.what(), topics.join(", "));
             let (code, cure) = scattered(draft);
@@ -194,7 +195,9 @@ pub fn above(drafts: &[Draft], inputs: &[Vec<Port>], of: usize) -> BTreeSet<usiz
     let mut found = BTreeSet::new();
     let mut waiting = vec![of];
     while let Some(id) = waiting.pop() {
-        let new = streams(&drafts[id], &inputs[id]).iter().map(|port| port.node.0).filter(|id| found.insert(*id));
+        let all = joins::of_tables(drafts, &drafts[id], &inputs[id]);
+        let ports = if all { &inputs[id][..] } else { joins::streams(&drafts[id], &inputs[id]) };
+        let new = ports.iter().map(|port| port.node.0).filter(|id| found.insert(*id));
         waiting.extend(new.filter(|id| groups(&drafts[*id]) != Some(true)));
     }
     found

@@ -28,10 +28,16 @@ pub fn read(cx: &mut Cx<'_>, table: &Table<'_>, draft: &mut Draft) {
     let named = name.is_some();
     draft.inputs.extend(name);
     let into = into.filter(|_| named && !key_fails);
-    draft.kind = into.map(|into| NodeKind::Join(Join { kind, key, into: into.value }));
+    draft.kind = into.map(|into| NodeKind::Join(Join { kind, key, into: into.value, of_tables: false }));
 }
 
-/// The inputs of a node whose records it processes: of a join all but its table.
+/// Whether a join's input is a table, too.
+pub fn of_tables(drafts: &[Draft], draft: &Draft, inputs: &[Port]) -> bool {
+    let is_table = |port: &Port| matches!(drafts[port.node.0].kind, Some(NodeKind::Table));
+    draft.table.is_some() && inputs.len() == draft.inputs.len() && streams(draft, inputs).iter().any(is_table)
+}
+
+/// The inputs of a node: of a join all but its table.
 pub fn streams<'p>(draft: &Draft, inputs: &'p [Port]) -> &'p [Port] {
     match draft.table {
         // One that was not found is not there to be left out.
@@ -54,6 +60,7 @@ pub fn check(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
             ));
         }
     }
+    joins_of_tables(cx, drafts, inputs);
     let tables = drafts.iter().enumerate().filter(|(_, draft)| matches!(draft.kind, Some(NodeKind::Table)));
     for (id, draft) in tables {
         let above = aggregates::above(drafts, inputs, id);
@@ -67,6 +74,31 @@ pub fn check(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
                 .warning(code::TABLE_START, draft.name_span.clone(), message)
                 .help("read the topic of a table from its beginning: start = \"earliest\"");
         }
+    }
+}
+
+/// Reports settings that a join of two tables cannot have, and one that only such a join has.
+fn joins_of_tables(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
+    for (draft, ports) in drafts.iter().zip(inputs).filter(|(draft, ports)| ports.len() == draft.inputs.len()) {
+        let Some(NodeKind::Join(join)) = &draft.kind else { continue };
+        let of_tables = of_tables(drafts, draft, ports);
+        let (message, help) = match join {
+            Join { kind: JoinKind::Outer, .. } if !of_tables => (
+                "keeps rows without a record of the stream: only a join of two tables has those".to_owned(),
+                "kind = \"left\" keeps the records that have no row",
+            ),
+            Join { key: Some(_), .. } if of_tables => (
+                "looks up by another key than that of its tables".to_owned(),
+                "leave `key` out: both are looked up by the key that they have",
+            ),
+            _ if of_tables && ports.len() > 2 => (
+                format!("joins {} inputs with a table", ports.len() - 1),
+                "where one is a table it is the only one; join the result with the next",
+            ),
+            _ => continue,
+        };
+        let message = format!("{} {message}", draft.what());
+        cx.found.error(code::JOIN_TABLE, draft.name_span.clone(), message).help(help);
     }
 }
 

@@ -7,7 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::finding::{Finding, Findings, code};
 use super::keys;
-use super::spec::{Kafka, Membership, Node, Topology};
+use super::spec::{Kafka, Membership, Node, NodeKind, Topology};
 use cx::{Cx, Item, Table};
 use nodes::{Draft, Part};
 
@@ -108,7 +108,12 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     let drill = top::drill(cx, &top);
     let tests = top.get("tests").map(|item| cases::read(cx, item, &drafts)).unwrap_or_default();
 
-    let nodes = drafts.into_iter().zip(inputs).map(|(draft, inputs)| {
+    let of_tables: Vec<bool> =
+        drafts.iter().zip(&inputs).map(|(draft, inputs)| joins::of_tables(&drafts, draft, inputs)).collect();
+    let nodes = drafts.into_iter().zip(inputs).zip(of_tables).map(|((mut draft, inputs), of_tables)| {
+        if let Some(NodeKind::Join(join)) = &mut draft.kind {
+            join.of_tables = of_tables;
+        }
         let on_error = draft.on_error.unwrap_or(settings.on_error);
         Some(Node { name: draft.name, inputs, on_error, kind: draft.kind? })
     });

@@ -269,7 +269,9 @@ fn a_join_takes_from_its_table_last_and_its_topics_are_read_together() {
     assert_eq!(t.max_task_idle, Duration::from_secs(2));
     let join = &t.nodes[3];
     assert_eq!((join.streams().to_vec(), join.table()), (vec![Port { node: NodeId(0), output: 0 }], Some(NodeId(2))));
-    let NodeKind::Join(Join { kind: JoinKind::Left, key: None, into }) = &join.kind else { panic!("{join:?}") };
+    let NodeKind::Join(Join { kind: JoinKind::Left, key: None, into, of_tables: false }) = &join.kind else {
+        panic!("{join:?}")
+    };
     assert_eq!(into, "customer");
     let stores = |topology: Topology| {
         let plan = crate::topology::plan::Plan::new(std::sync::Arc::new(topology));

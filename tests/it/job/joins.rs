@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Stdio;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
@@ -14,7 +15,7 @@ use super::harness::{Feed, Job, PATIENCE, Record, each_committed, wait_with_outp
 use super::records::{lower_limit, random_text};
 use crate::support;
 
-const TOPOLOGY: &str = r#"
+pub const TOPOLOGY: &str = r#"
 name = "NAME"
 session_timeout = "6s"
 transaction_timeout = "3s"
@@ -60,7 +61,7 @@ create = { partitions = 4 }
 const CUSTOMERS: u64 = 40;
 
 /// Times are of the last hour, so that no topic deletes them.
-fn base() -> i64 {
+pub fn base() -> i64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     now.as_millis() as i64 - 3_600_000
 }
@@ -89,7 +90,7 @@ fn moment(i: u64) -> Moment {
 }
 
 /// Produces the moments in the order of their times, to both topics.
-fn produce(job: &Job, base: i64, moments: std::ops::Range<u64>) {
+pub fn produce(job: &Job, base: i64, moments: std::ops::Range<u64>) {
     let mut feeds = ["in", "customers"].map(|suffix| (suffix, Feed::new(job, &job.topic(suffix))));
     for i in moments {
         let Moment { topic, key, value } = moment(i);
@@ -103,7 +104,7 @@ fn produce(job: &Job, base: i64, moments: std::ops::Range<u64>) {
 }
 
 /// Orders as they have to come out, by id: what each customer was at the order's time.
-fn expected(count: u64) -> (BTreeMap<String, Value>, u64) {
+pub fn expected(count: u64) -> (BTreeMap<String, Value>, u64) {
     let (mut rows, mut orders, mut letters) = (BTreeMap::new(), BTreeMap::new(), 0);
     for pair in 0..count.div_ceil(2) {
         let mut moments: Vec<u64> = (2 * pair..(2 * pair + 2).min(count)).collect();
@@ -127,7 +128,7 @@ fn expected(count: u64) -> (BTreeMap<String, Value>, u64) {
 
 /// What came out: by the order's id the row that it got, each order once, each with an id of its own.
 #[track_caller]
-fn joined(job: &Job, suffix: &str) -> BTreeMap<String, Value> {
+pub fn joined(job: &Job, suffix: &str) -> BTreeMap<String, Value> {
     let (mut orders, mut ids) = (BTreeMap::new(), BTreeSet::new());
     each_committed(&job.brokers, &job.admin, &job.topic(suffix), |input| {
         let order: Value = serde_json::from_slice(input.value.unwrap()).unwrap();
@@ -140,7 +141,7 @@ fn joined(job: &Job, suffix: &str) -> BTreeMap<String, Value> {
 
 /// Compares every order with the plain reference.
 #[track_caller]
-fn check(job: &Job, count: u64) {
+pub fn check(job: &Job, count: u64) {
     let (orders, broken) = expected(count);
     let differs = |found: &BTreeMap<String, Value>, orders: &BTreeMap<String, Value>| {
         let all: BTreeSet<&String> = found.keys().chain(orders.keys()).collect();
@@ -161,14 +162,14 @@ fn check(job: &Job, count: u64) {
     assert_eq!(letters, BTreeMap::from([(("good".to_owned(), "expression".to_owned()), broken)]));
 }
 
-fn job(cluster: &semel::cluster::Cluster, prefix: &str) -> Job {
+pub fn job(cluster: &semel::cluster::Cluster, prefix: &str) -> Job {
     let job = Job::new(cluster, prefix, 4);
     job.admin.create_topic(&job.topic("customers"), 4, -1, &BTreeMap::new()).unwrap();
     job
 }
 
 /// Orders without a key end at the inner join in silence here.
-fn topology() -> String {
+pub fn topology() -> String {
     TOPOLOGY.replace("[transforms.known]\ntype = \"join\"\ninputs = [\"orders\"]", "[transforms.keyed]\ntype = \"filter\"\ninputs = [\"orders\"]\ncondition = \"%key != null\"\n[transforms.known]\ntype = \"join\"\ninputs = [\"keyed\"]")
 }
 
@@ -270,28 +271,36 @@ fn live(job: &Job, count: u64) {
     assert!(last.len() as u64 > CUSTOMERS / 2, "{} customers were found", last.len());
 }
 
+/// Produces to both topics while the job is handled, which may wait until it goes on in both; answers how many moments there were.
+fn under_load(job: &Job, handle: impl FnOnce(&dyn Fn(&str))) -> u64 {
+    let (stop, stopped) = channel::<()>();
+    let base = base();
+    std::thread::scope(|scope| {
+        let load = scope.spawn(move || {
+            let mut sent = 0;
+            // A test that panics drops the sender, which ends this thread too.
+            while stopped.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
+                produce(job, base, sent..sent + 100);
+                sent += 100;
+            }
+            sent
+        });
+        handle(&|what: &str| {
+            job.moves(&job.name, "in", 500, what);
+            job.moves(&job.name, "customers", 50, what);
+        });
+        drop(stop);
+        load.join().unwrap()
+    })
+}
+
 /// Processes that come, go, sleep and die, each with two workers: partitions of both topics move together, with the table.
 #[test]
 fn what_is_joined_moves_together() {
     let Some(cluster) = support::broker("joined partitions that move") else { return };
     let job = job(cluster, "join-moves");
     let file = job.file(&topology().replace("[kafka]\n", "membership = \"dynamic\"\nworkers = 2\n[kafka]\n"));
-    let base = base();
-    let (stop, stopped) = std::sync::mpsc::channel::<()>();
-    let count = std::thread::scope(|scope| {
-        let job = &job;
-        let load = scope.spawn(move || {
-            let mut sent = 0;
-            while stopped.recv_timeout(Duration::from_millis(50)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                produce(job, base, sent..sent + 100);
-                sent += 100;
-            }
-            sent
-        });
-        let moves = |what: &str| {
-            job.moves(&job.name, "in", 500, what);
-            job.moves(&job.name, "customers", 50, what);
-        };
+    let count = under_load(&job, |moves| {
         let first = job.start(&file);
         moves("the first works");
         let second = job.start(&file);
@@ -310,8 +319,6 @@ fn what_is_joined_moves_together() {
         first.stop();
         moves("the third goes on");
         third.stop();
-        drop(stop);
-        load.join().unwrap()
     });
     job.drain(&file);
     live(&job, count);
@@ -327,22 +334,7 @@ fn where_the_broker_assigns_what_is_joined_moves_together_too() {
         .replace("[kafka]\n", properties)
         .replace("session_timeout", "membership = \"dynamic\"\nsession_timeout");
     let file = job.file(&text);
-    let base = base();
-    let (stop, stopped) = std::sync::mpsc::channel::<()>();
-    let count = std::thread::scope(|scope| {
-        let job = &job;
-        let load = scope.spawn(move || {
-            let mut sent = 0;
-            while stopped.recv_timeout(Duration::from_millis(50)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                produce(job, base, sent..sent + 100);
-                sent += 100;
-            }
-            sent
-        });
-        let moves = |what: &str| {
-            job.moves(&job.name, "in", 500, what);
-            job.moves(&job.name, "customers", 50, what);
-        };
+    let count = under_load(&job, |moves| {
         let first = job.start(&file);
         moves("the first works");
         for _ in 0..2 {
@@ -353,8 +345,6 @@ fn where_the_broker_assigns_what_is_joined_moves_together_too() {
             moves("the first goes on alone");
         }
         first.stop();
-        drop(stop);
-        load.join().unwrap()
     });
     job.drain(&file);
     live(&job, count);
@@ -428,38 +418,6 @@ fn orders_of_another_key_are_brought_to_their_customers_through_kills() {
     }
 }
 
-/// A reset clears the table with its positions, and reads all of its topic, whatever it does with the orders.
-#[test]
-fn a_reset_builds_the_table_anew_and_a_new_table_lacks_no_row() {
-    let Some(cluster) = support::broker("a reset of a job that joins") else { return };
-    let job = job(cluster, "join-reset");
-    let file = job.file(&topology());
-    let (base, count) = (base(), 2_000);
-    produce(&job, base, 0..count);
-    job.drain(&file);
-    check(&job, count);
-    let args = ["reset", file.to_str().unwrap(), "--to", "latest", "--yes"];
-    let reset = || job.semel(&args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
-    support::eventually(PATIENCE, "nobody is in the group", || reset().success());
-    assert_eq!(job.positions(&job.name, "customers"), [Some(0); 4]);
-    assert_eq!(
-        job.positions(&job.name, "in").into_iter().flatten().sum::<i64>(),
-        job.ends("in", Isolation::ReadCommitted).iter().sum::<i64>()
-    );
-    produce(&job, base, count..count + 500);
-    job.drain(&file);
-    let (orders, _) = expected(count + 500);
-    assert_eq!(joined(&job, "out"), orders, "those from before the reset are not read again, and the table is whole");
-
-    // Another table of a topic that was read before would have no rows.
-    let more = "[transforms.second]\ntype = \"table\"\ninputs = [\"customers\"]\n[sinks.out]";
-    let file = job.file(&topology().replace("[sinks.out]", more));
-    let output = job.run_drain(&file);
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("table second is new") && text.contains("semel reset"), "{text}");
-}
-
 /// An order waits for its customer no longer than it is told to.
 #[test]
 fn an_order_waits_for_a_customer_that_comes_late_and_commits_go_on() {
@@ -527,37 +485,6 @@ fn orders_with_customers_runs_to_its_end() {
     let expected: BTreeMap<String, String> = (0..1200).filter_map(label).collect();
     assert_eq!(labels, expected);
     assert_eq!(nobody, 1200 - expected.len());
-}
-
-/// A dead letter of the table that is replayed after a newer row came replaces nothing.
-#[test]
-fn a_replayed_row_does_not_replace_a_newer_one() {
-    let Some(cluster) = support::broker("a dead letter of a table that is replayed") else { return };
-    let job = job(cluster, "join-replay");
-    let broken = topology();
-    let file = job.file(&broken);
-    let customer = |id: &str, version: &str| ("c1".to_owned(), format!(r#"{{"id":"{id}","version":{version}}}"#));
-    job.produce_keyed("customers", 4, [customer("v1", "\"x\""), customer("v2", "2")].into_iter());
-    job.produce_keyed("customers", 4, [("c2".to_owned(), r#"{"id":"v3","version":"x"}"#.to_owned())].into_iter());
-    job.drain(&file);
-    assert_eq!(job.read("dead-letters").len(), 2);
-    // The file is mended, and what was rejected comes again.
-    let file = job.file(&broken.replace("to_int!(.version) > 0", "true"));
-    let args = ["dlq", "replay", file.to_str().unwrap()];
-    let replayed = wait_with_output(
-        job.semel(&args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap(),
-    );
-    assert!(replayed.status.success(), "{replayed:?}");
-    job.drain(&file);
-    job.produce_keyed(
-        "in",
-        4,
-        [("c1".to_owned(), r#"{"id":"o1"}"#.to_owned()), ("c2".to_owned(), r#"{"id":"o2"}"#.to_owned())].into_iter(),
-    );
-    job.drain(&file);
-    let row = |id: &str, version: Value| json!({ "id": id, "version": version });
-    let rows = BTreeMap::from([("o1".to_owned(), row("v2", json!(2))), ("o2".to_owned(), row("v3", json!("x")))]);
-    assert_eq!(joined(&job, "out"), rows);
 }
 
 /// Guarantees without transactions: a crash may repeat an order or lose one, and the table is the fold of its topic all the

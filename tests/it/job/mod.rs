@@ -27,6 +27,7 @@ mod rights;
 mod rows;
 mod soak;
 mod standby;
+mod tables;
 mod transactions;
 mod twins;
 mod windows;
