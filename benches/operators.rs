@@ -93,6 +93,7 @@ fn topology(nodes: Vec<Node>) -> Topology {
         membership: Membership::Static,
         instance: None,
         state_dir: None,
+        max_task_idle: Duration::ZERO,
         stores: Stores::Disk,
         on_error: OnError::Reject,
         audit: false,

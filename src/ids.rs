@@ -52,6 +52,17 @@ impl EventId {
         EventId(shaped(hash("state", &parts), time_ms))
     }
 
+    /// The id of what a join makes of a record and the row that it found, with the record's time.
+    pub fn joined(self, join: &str, row: Option<EventId>) -> EventId {
+        let row = row.as_ref().map_or(&[][..], |row| row.0.as_bytes());
+        EventId(shaped(hash("joined", &[join.as_bytes(), self.0.as_bytes(), row]), self.time_ms()))
+    }
+
+    /// The id from its bytes, as [`EventId::bytes`] gives them.
+    pub fn from_bytes(bytes: [u8; 16]) -> EventId {
+        EventId(Uuid::from_bytes(bytes))
+    }
+
     /// The id of an output: see [`Deriver`].
     pub fn derived(self, topology: &str, sink: &str, index: u32) -> EventId {
         Deriver::new(topology, sink).derive(self, index)
@@ -65,6 +76,11 @@ impl EventId {
     /// The id as a UUID.
     pub fn uuid(self) -> Uuid {
         self.0
+    }
+
+    /// The id as bytes.
+    pub fn bytes(&self) -> &[u8; 16] {
+        self.0.as_bytes()
     }
 
     /// The text of the header.

@@ -5,6 +5,9 @@ use std::time::Duration;
 use super::config::{Connection, Settings, millis};
 use crate::chunk::Target;
 
+/// The strategy that divides the partitions of every topic alike.
+const RANGE: &str = "range";
+
 /// What a member of a group is made with.
 #[derive(Clone, Debug)]
 pub struct ConsumerOptions<'a> {
@@ -18,6 +21,8 @@ pub struct ConsumerOptions<'a> {
     pub read_committed: bool,
     /// Report [`Polled::EndOfPartition`], each time that an end is reached that was not reached before.
     pub end_of_partition: bool,
+    /// Partitions of one number go to one member, whatever their topic: they are divided by range.
+    pub co_located: bool,
     /// The client commits by itself, every so often, what it has handed out. No job does that: a drill shows why.
     pub auto_commit: Option<Duration>,
 }
@@ -32,6 +37,7 @@ impl<'a> ConsumerOptions<'a> {
             queue_bytes: 8 << 20,
             read_committed: true,
             end_of_partition: false,
+            co_located: false,
             auto_commit: None,
         }
     }
@@ -71,7 +77,9 @@ impl<'a> ConsumerOptions<'a> {
                 .fixed("session.timeout.ms", millis(self.session_timeout))
                 // Members hear of a rebalance in the answer to a heartbeat, and a cooperative one takes two rounds.
                 .default("heartbeat.interval.ms", millis((self.session_timeout / 3).min(Duration::from_secs(1))))
-                .default("partition.assignment.strategy", "cooperative-sticky");
+                .default("partition.assignment.strategy", if self.co_located { RANGE } else { "cooperative-sticky" });
+        } else if self.co_located {
+            settings.fixed("group.remote.assignor", RANGE);
         }
         settings
     }

@@ -348,9 +348,7 @@ impl Aggregate {
     }
 
     fn log(&self, partition: i32, key: &[u8], value: Option<&[u8]>, chunk: &mut Chunk) {
-        let mut out = chunk.push(self.changelog.0);
-        out.partition(partition).key(Some(key)).value(value);
-        out.finish();
+        put(&self.changelog, partition, key, value, chunk);
     }
 
     /// Revision and cells of a key.
@@ -491,10 +489,17 @@ pub(super) enum Folded {
     Late,
 }
 
-fn elsewhere(partition: i32) -> Fault {
+pub(super) fn elsewhere(partition: i32) -> Fault {
     let message =
         format!("the state of partition {partition} is not here; replay it while one worker has all partitions");
     Fault::new("retry", message)
+}
+
+/// Writes to the changelog.
+pub(super) fn put((id, _): &(TargetId, Target), partition: i32, key: &[u8], value: Option<&[u8]>, chunk: &mut Chunk) {
+    let mut out = chunk.push(*id);
+    out.partition(partition).key(Some(key)).value(value);
+    out.finish();
 }
 
 /// Writes what an expression gives as JSON: of a top-level member its text as it stands. False if it aborted.

@@ -90,7 +90,7 @@ impl Pipeline {
     }
 
     /// The time of a partition, of a store whose time goes on without records. Milliseconds since the epoch.
-    pub fn time(&mut self, store: StoreId, partition: i32, chunk: &mut Chunk) -> Option<i64> {
+    pub fn stream_time(&mut self, store: StoreId, partition: i32, chunk: &mut Chunk) -> Option<i64> {
         let Pipeline { steps, states, .. } = self;
         steps.iter_mut().find_map(|step| match &mut step.operator {
             Operator::Aggregate(aggregate) if aggregate.store == store => aggregate.time(partition, states, chunk),

@@ -7,6 +7,8 @@ mod counts;
 mod filter;
 mod flat_map;
 mod fold;
+mod join;
+mod join_tables;
 mod key;
 mod number;
 mod partition;
@@ -22,6 +24,7 @@ mod sink;
 mod source;
 mod state;
 mod steps;
+mod table;
 #[cfg(test)]
 mod tests;
 mod time;

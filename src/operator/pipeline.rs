@@ -10,16 +10,18 @@ use crate::commit::progress::BatchId;
 use crate::error::Failure;
 use crate::expr::{Fault, Program, Runtime};
 use crate::ids::Deriver;
-use crate::record::{Input, Position};
+use crate::record::{Input, Position, Timestamp};
 use crate::reject::{Reject, dead_letter};
 use crate::topology::plan::{Plan, PlannedStore, StageKind};
-use crate::topology::spec::{self, Node, NodeId, NodeKind, OnError, Repartition, Topology};
+use crate::topology::spec::{self, Node, NodeId, NodeKind, OnError, Port, Repartition, Topology};
 
 use super::aggregate::{Aggregate, Stamp, stamp};
 use super::closing::CLOSE_AT_ONCE;
 use super::coding::{Coded, put_number};
 use super::filter::Filter;
 use super::flat_map::FlatMap;
+use super::join::Join;
+use super::join_tables::JoinTables;
 use super::rekey::Rekey;
 use super::remap::Remap;
 use super::route::Route;
@@ -27,6 +29,7 @@ use super::sink::Sink;
 use super::source::{Event, Source, Topic};
 use super::state::{States, Store, StoreId};
 use super::steps::{Done, Operator, Run, Step};
+use super::table::{self, Table};
 use super::{Counts, Pool, Slot};
 
 /// Of the one key of a store under which stands how many batches have changed it. It is no key of a node's.
@@ -113,6 +116,7 @@ impl Pipeline {
         let steps = steps.collect::<Result<Vec<_>, _>>()?;
         let stamps = stores.iter().filter_map(|store| match &topology.nodes[store.node.0].kind {
             NodeKind::Aggregate(spec) => Some(stamp(spec)),
+            NodeKind::Table => Some(table::STAMP),
             _ => None,
         });
         let changelog = |store: &PlannedStore| {
@@ -174,6 +178,19 @@ impl Pipeline {
         self.states.withdraw();
         self.queues.iter_mut().for_each(Vec::clear);
         self.pool.reset();
+    }
+
+    /// The time by which a record is ordered among those of other topics: its event's where the source declares one that can
+    /// be read, else its own.
+    pub fn time(&mut self, source: NodeId, input: &Input<'_>) -> Timestamp {
+        if !self.sources.iter().any(|(id, from, _)| *id == source && from.declares_time()) {
+            return input.timestamp;
+        }
+        let mut event = Event::default();
+        // What is wrong with it is found again when its turn comes.
+        let _ = self.take_in(source, input, &mut event);
+        self.pool.reset();
+        event.time_ms.or(input.timestamp)
     }
 
     /// Rejects a record for a reason that was found outside, such as a refusal by the broker: as `on_error` of the named node
@@ -397,7 +414,7 @@ pub(super) enum From {
 
 /// The places in `nodes` of those that take from an output.
 fn takers(topology: &Topology, from: NodeId, output: usize, nodes: &[NodeId]) -> Vec<usize> {
-    let takes = |node: &Node| node.inputs.iter().any(|port| port.node == from && port.output == output);
+    let takes = |node: &Node| node.streams().iter().any(|port| port.node == from && port.output == output);
     (0..nodes.len()).filter(|i| takes(&topology.nodes[nodes[*i].0])).collect()
 }
 
@@ -453,14 +470,32 @@ fn step(
             Operator::FlatMap(FlatMap { source: source.clone(), tombstones: *tombstones })
         }
         NodeKind::Rekey { key } => Operator::Rekey(Rekey { key: key.clone() }),
-        NodeKind::Aggregate(spec) => Operator::Aggregate(Box::new(aggregate(id, spec, stores, environment)?)),
+        NodeKind::Aggregate(spec) => {
+            let (store, name, changelog) = store(id, stores, environment)?;
+            Operator::Aggregate(Box::new(Aggregate::new(store, name.to_owned(), spec, changelog)))
+        }
+        NodeKind::Table => {
+            let (store, _, changelog) = store(id, stores, environment)?;
+            Operator::Table(Box::new(Table::new(store, changelog)))
+        }
+        NodeKind::Join(spec) => {
+            let table = |port: Option<&Port>| {
+                let at = port.and_then(|port| stores.iter().position(|store| store.node == port.node)).map(StoreId);
+                at.ok_or_else(|| Failure::refused(format!("`{}` has no table in this stage", node.name)))
+            };
+            let (name, right) = (format!("{}.{}", topology.name, node.name), table(node.inputs.last())?);
+            match spec.of_tables {
+                false => Operator::Join(Box::new(Join::new(right, name, spec))),
+                true => Operator::JoinTables(Box::new(JoinTables::new(table(node.inputs.first())?, right, name, spec))),
+            }
+        }
         NodeKind::KafkaSink(sink) => {
             Operator::Sink(Box::new(kafka_sink(topology, node, &sink.topic, sink.key.clone(), environment)?))
         }
         NodeKind::Repartition(repartition) => {
-            let Repartition { topic, key, tombstones } = repartition;
+            let Repartition { topic, key, tombstones, null_keys } = repartition;
             let sink = kafka_sink(topology, node, topic, Some(key.clone()), environment)?;
-            Operator::Sink(Box::new(Sink { repartition: Some(*tombstones), ..sink }))
+            Operator::Sink(Box::new(Sink { repartition: Some(*tombstones), null_keys: *null_keys, ..sink }))
         }
         NodeKind::Source(_) | NodeKind::Repartitioned { .. } | NodeKind::PostgresSink(_) => {
             return Err(Failure::refused(format!("`{}` cannot run in the Kafka stage", node.name)));
@@ -474,18 +509,17 @@ fn step(
     Ok(Step { node: id, operator, takers, all_takers })
 }
 
-fn aggregate(
+/// The store of a node with state: its id, its name and its changelog.
+fn store<'s>(
     id: NodeId,
-    spec: &spec::Aggregate,
-    stores: &[PlannedStore],
+    stores: &'s [PlannedStore],
     environment: &Environment,
-) -> Result<Aggregate, Failure> {
-    let store = stores.iter().position(|store| store.node == id).expect("an aggregate has a store");
+) -> Result<(StoreId, &'s str, (TargetId, Target)), Failure> {
+    let store = stores.iter().position(|store| store.node == id).expect("a node with state has a store");
     let PlannedStore { name, changelog, .. } = &stores[store];
     let found = environment.targets.iter().position(|target| *target.topic == **changelog);
     let at = found.ok_or_else(|| Failure::refused(format!("the changelog `{changelog}` is unknown")))?;
-    let changelog = (TargetId(at as u32), environment.targets[at].clone());
-    Ok(Aggregate::new(StoreId(store), name.clone(), spec, changelog))
+    Ok((StoreId(store), name, (TargetId(at as u32), environment.targets[at].clone())))
 }
 
 fn kafka_sink(
@@ -508,6 +542,7 @@ fn kafka_sink(
         clock: environment.clock.clone(),
         audit: topology.audit.then(|| topology.name.as_str().into()),
         repartition: None,
+        null_keys: false,
         buffer: Vec::new(),
     })
 }

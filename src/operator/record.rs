@@ -6,6 +6,7 @@ use crate::record::Input;
 use crate::topology::spec::Format;
 
 use super::source::Event;
+use super::state::StoreId;
 
 /// A record on its way: value and key. The rest is its input's.
 #[derive(Clone, Debug, Default)]
@@ -13,8 +14,10 @@ pub(super) struct Record {
     pub(super) body: Body,
     key: Key,
     key_bytes: Vec<u8>,
-    /// Of an update that an aggregate made of the input.
+    /// Of what an aggregate or a join made of the input.
     id: Option<EventId>,
+    /// The table that it is a row of now.
+    pub(super) row_of: Option<StoreId>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,9 +35,16 @@ impl Record {
     pub(super) fn start(&mut self) {
         self.key = Key::Input;
         self.id = None;
+        self.row_of = None;
     }
 
-    /// Makes it the update of an aggregate: a JSON text under an id of its own, with the key that it has.
+    /// Makes it the end of what it told of, under an id of its own.
+    pub(super) fn become_null(&mut self, id: EventId) -> Result<(), Fault> {
+        self.id = Some(id);
+        self.body.decode(Format::Json, None)
+    }
+
+    /// Makes it what an aggregate or a join made of it: a JSON text under an id of its own, with the key that it has.
     pub(super) fn become_update(&mut self, json: &[u8], id: EventId) -> Result<(), Fault> {
         self.id = Some(id);
         self.body.decode(Format::Json, Some(json)).map_err(|fault| Fault::new("field", fault.message))

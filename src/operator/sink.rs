@@ -27,6 +27,8 @@ pub(super) struct Sink {
     pub(super) audit: Option<Box<str>>,
     /// Of a repartition: what happens to null values. Its records need a key, and carry their ids always.
     pub(super) repartition: Option<AggregateTombstones>,
+    /// Whether a repartition takes records without one all the same.
+    pub(super) null_keys: bool,
     /// Scratch for keys.
     pub(super) buffer: Vec<u8>,
 }
@@ -82,8 +84,8 @@ impl Sink {
                 }
             }
         };
-        if key.is_none() && self.repartition.is_some() {
-            return Err(Fault::new("null-key", "the key to group by is null: the record belongs to no group"));
+        if key.is_none() && self.repartition.is_some() && !self.null_keys {
+            return Err(Fault::new("null-key", "the key to go by is null: the record belongs to no other"));
         }
         if key.is_none() && self.target.compacted {
             let message = format!("the key is null, and the topic `{}` is compacted", self.target.topic);

@@ -55,6 +55,11 @@ impl Source {
         }
     }
 
+    /// Whether its events have a time of their own.
+    pub(super) fn declares_time(&self) -> bool {
+        self.event_time.is_some()
+    }
+
     /// Takes a record in. `event` holds what was found out even where the record then fails, for its dead letter. False if
     /// an expression aborted.
     pub(super) fn take(

@@ -8,12 +8,15 @@ use crate::topology::spec::NodeId;
 use super::aggregate::{Aggregate, Folded};
 use super::filter::Filter;
 use super::flat_map::{Expanded, FlatMap};
+use super::join::{Join, Joined};
+use super::join_tables::{Changed, JoinTables};
 use super::rekey::Rekey;
 use super::remap::Remap;
 use super::route::{Route, Way};
 use super::sink::Sink;
 use super::source::Event;
 use super::state::States;
+use super::table::Table;
 use super::{Counts, Pool, Slot};
 
 /// A node at work.
@@ -35,6 +38,9 @@ pub(super) enum Operator {
     FlatMap(FlatMap),
     Rekey(Rekey),
     Aggregate(Box<Aggregate>),
+    Table(Box<Table>),
+    Join(Box<Join>),
+    JoinTables(Box<JoinTables>),
     Sink(Box<Sink>),
 }
 
@@ -179,6 +185,41 @@ impl Run<'_, '_> {
                         self.counts.open(*node).late += 1;
                         self.pool.release(slot);
                     }
+                }
+            }
+            Operator::Table(table) => {
+                let record = self.pool.get(slot);
+                let taken = table.take(record, self.input, self.event, self.states, self.chunk)?;
+                let slot = if taken && !takers[0].is_empty() { self.pool.own(slot) } else { slot };
+                self.pool.get_mut(slot).row_of = taken.then_some(table.store());
+                self.pass(*node, slot, taken.then_some(&takers[0]));
+            }
+            Operator::Join(join) => {
+                let record = self.pool.get(slot);
+                match join.join(record, self.input, self.event, self.states)? {
+                    Joined::Record(id) => {
+                        let slot = self.pool.own(slot);
+                        self.pool.get_mut(slot).become_update(join.output(), id)?;
+                        self.pass(*node, slot, Some(&takers[0]));
+                    }
+                    Joined::Null => self.pass(*node, slot, Some(&takers[0])),
+                    Joined::Alone => self.pass(*node, slot, None),
+                }
+            }
+            Operator::JoinTables(join) => {
+                let record = self.pool.get(slot);
+                match join.change(record, self.input, self.event, self.states)? {
+                    Changed::Row(id) => {
+                        let slot = self.pool.own(slot);
+                        self.pool.get_mut(slot).become_update(join.output(), id)?;
+                        self.pass(*node, slot, Some(&takers[0]));
+                    }
+                    Changed::Gone(id) => {
+                        let slot = self.pool.own(slot);
+                        self.pool.get_mut(slot).become_null(id)?;
+                        self.pass(*node, slot, Some(&takers[0]));
+                    }
+                    Changed::Nothing => self.pass(*node, slot, None),
                 }
             }
             Operator::Sink(sink) => {

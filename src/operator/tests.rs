@@ -1,6 +1,7 @@
 //! What the suites share: nodes and plans built by hand, a pipeline to drive, its outputs in words.
 
 mod aggregates;
+mod joins;
 mod records;
 mod rules;
 mod windows;
@@ -116,6 +117,25 @@ impl Build {
         )
     }
 
+    /// A table with a changelog.
+    pub(super) fn table(mut self, name: &str, input: &str) -> Build {
+        self.targets.push(target(&format!("shop.{name}.changelog")));
+        self.node(name, &[input], NodeKind::Table)
+    }
+
+    pub(super) fn join(self, name: &str, input: &str, table: &str, kind: JoinKind, into: &str) -> Build {
+        self.node(
+            name,
+            &[input, table],
+            NodeKind::Join(Join { kind, key: None, into: into.to_owned(), of_tables: false }),
+        )
+    }
+
+    pub(super) fn join_tables(self, name: &str, left: &str, right: &str, kind: JoinKind, into: &str) -> Build {
+        let join = Join { kind, key: None, into: into.to_owned(), of_tables: true };
+        self.node(name, &[left, right], NodeKind::Join(join))
+    }
+
     /// Windows of the last aggregate.
     pub(super) fn window(mut self, window: Window) -> Build {
         match &mut self.nodes.last_mut().expect("a node").kind {
@@ -206,6 +226,7 @@ pub(super) fn plan(nodes: Vec<Node>, sources: Vec<NodeId>, order: Vec<NodeId>) -
         instance: None,
         state_dir: None,
         stores: Stores::Disk,
+        max_task_idle: Duration::ZERO,
         on_error: OnError::Reject,
         audit: false,
         kafka: Kafka { brokers: "localhost:9092".into(), properties: BTreeMap::new() },

@@ -10,7 +10,7 @@ use crate::clock::Clock;
 use crate::commit::metadata::TopicIds;
 use crate::crash::{self, Point};
 use crate::error::{Exit, Failure};
-use crate::kafka::{Admin, Connection, Consumer, ConsumerOptions, Error, GroupHandle};
+use crate::kafka::{Admin, Connection, Consumer, ConsumerOptions, Error, GroupHandle, TopicInfo};
 use crate::observe::progress::Display;
 use crate::observe::status::StageStatus;
 use crate::operator::{Environment, Pipeline};
@@ -29,10 +29,10 @@ use crate::runtime::preflight::{self, StageTopics};
 use crate::runtime::purge::Purge;
 use crate::runtime::subscriptions::{Subscription, Subscriptions};
 use crate::runtime::task::Task;
-use crate::runtime::worker::{RetryTopic, Worker, WorkerOptions};
+use crate::runtime::worker::{CoPartitioned, RetryTopic, Worker, WorkerOptions};
 use crate::sink::postgres::{self, Checked, StageName, Store};
 use crate::store::Disk;
-use crate::topology::plan::{Plan, Stage, StageKind};
+use crate::topology::plan::{Plan, PlannedStore, Stage, StageKind};
 use crate::topology::spec::{Membership, Stores, Topology};
 
 const ASK: Duration = Duration::from_secs(10);
@@ -363,11 +363,15 @@ impl Job<'_> {
         let store = checked.and_then(|checked| store(self.plan, stage, topics, checked, &identity)).map(Arc::new);
         let task = self.task(shared, store.clone(), &identity)?;
         let static_member = topology.membership == Membership::Static;
+        let co_partitioned = self.plan.co_partitioned(stage);
         let consumer_options = ConsumerOptions {
             instance_id: static_member.then_some(identity.as_str()),
             session_timeout: topology.session_timeout,
             max_poll_interval: max_poll_interval(topology),
-            queue_bytes: topology.memory / 3,
+            // Where records wait for others, they share it.
+            queue_bytes: if co_partitioned.is_empty() { topology.memory / 3 } else { topology.memory / 6 },
+            end_of_partition: !co_partitioned.is_empty(),
+            co_located: !co_partitioned.is_empty(),
             ..ConsumerOptions::new(&stage.group)
         };
         let refused = |e: Error| Failure::refused(e.to_string());
@@ -409,6 +413,11 @@ impl Job<'_> {
             outside_max: (!topology.kafka.broker_assigns()).then(|| OUTSIDE_MIN + 2 * topology.session_timeout),
             shutdown_timeout: topology.shutdown_timeout,
             retry: RetryTopic { topic: self.plan.retry(stage), sources: self.plan.reads(stage) },
+            co_partitioned: CoPartitioned {
+                topics: co_partitioned,
+                max_task_idle: topology.max_task_idle,
+                bytes: (topology.memory / 6) as usize,
+            },
         };
         let worker = Worker::new(
             worker_options,
@@ -425,7 +434,10 @@ impl Job<'_> {
     /// By topic: how many partitions the state of its keys has.
     fn state_partitions(&self, stage: &Stage, topics: &StageTopics) -> HashMap<String, i32> {
         let stores = self.plan.stores(stage);
-        stores.into_iter().zip(&topics.changelogs).map(|(store, (_, info))| (store.source, info.partitions)).collect()
+        let of = |(store, (_, info)): (&PlannedStore, &(String, TopicInfo))| {
+            store.topics().map(|topic| (topic.clone(), info.partitions)).collect::<Vec<_>>()
+        };
+        stores.iter().zip(&topics.changelogs).flat_map(of).collect()
     }
 
     fn task(&self, shared: &Shared<'_>, store: Option<Arc<Store>>, identity: &str) -> Result<Box<dyn Task>, Failure> {

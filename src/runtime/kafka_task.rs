@@ -13,7 +13,7 @@ use crate::error::Failure;
 use crate::kafka::{Admin, Connection};
 use crate::observe::status::StageStatus;
 use crate::operator::{Closed, Outcome, Pipeline, Stop, StoreId};
-use crate::record::{Input, Offset, Position, TopicPartition};
+use crate::record::{Input, Offset, Position, Timestamp, TopicPartition};
 use crate::reject::Reject;
 use crate::runtime::task::Task;
 use crate::store::{Bounds, Changelog, Disk, Restoring};
@@ -68,9 +68,15 @@ impl State {
         State { connection, admin, disk, bounds, stores, retry, restoring, quiet }
     }
 
-    /// The stores that records of a topic reach.
+    /// The stores that records of a topic write.
     fn of<'s>(&'s self, topic: &'s str) -> impl Iterator<Item = StoreId> {
         (0..self.stores.len()).filter(move |store| self.stores[*store].0.source == topic).map(StoreId)
+    }
+
+    /// The stores of other topics that records of a topic look up.
+    fn looked_up<'s>(&'s self, topic: &'s str) -> impl Iterator<Item = StoreId> {
+        let reads = move |store: &usize| self.stores[*store].0.readers.iter().any(|reader| reader == topic);
+        (0..self.stores.len()).filter(reads).map(StoreId)
     }
 }
 
@@ -173,7 +179,8 @@ impl Task for KafkaTask {
             let number = partition.partition;
             if state.quiet.get(partition).is_none_or(|quiet| quiet.position != *position) {
                 let times = state.of(&partition.topic);
-                let times = times.filter_map(|store| Some((store, pipeline.time(store, number, chunk)?))).collect();
+                let times =
+                    times.filter_map(|store| Some((store, pipeline.stream_time(store, number, chunk)?))).collect();
                 state.quiet.insert(partition.clone(), Quiet { position: *position, since: now, times });
                 continue;
             }
@@ -204,6 +211,11 @@ impl Task for KafkaTask {
         Ok(true)
     }
 
+    fn time(&mut self, input: &Input<'_>) -> Timestamp {
+        let source = self.source(input.topic);
+        self.pipeline.time(source, input)
+    }
+
     fn reject(
         &mut self,
         input: &Input<'_>,
@@ -222,7 +234,10 @@ impl Task for KafkaTask {
         let (retries, sources): (Vec<_>, Vec<_>) = partitions.iter().partition(is_retry);
         let mut unready = Vec::new();
         for partition in sources {
-            if !self.is_ready(partition)? {
+            // What it looks up is restored with the partition of that number of another topic.
+            if !self.is_ready(partition)?
+                || !self.state.looked_up(&partition.topic).all(|s| self.pipeline.holds(s, partition.partition))
+            {
                 unready.push(partition.clone());
             }
         }

@@ -8,12 +8,13 @@ use uuid::Uuid;
 
 use crate::commit::metadata::{is_copy, topic_id_of, topic_id_text};
 use crate::error::{Disposition, Failure};
-use crate::kafka::{Admin, Group, Member};
+use crate::kafka::{Admin, At, CommittedWith, Group, Isolation, Member};
 use crate::record::{Position, TopicPartition};
 use crate::runtime::job_topic::{JobTopic, Kept, Memory, Note};
 use crate::runtime::preflight::{Problem, StageTopics, asked};
 use crate::topology::meaning::{Meaning, changed};
 use crate::topology::plan::{CHANGELOG, Plan, PlannedStore, Stage};
+use crate::topology::spec::NodeKind;
 
 /// How long brokers may take to say who is in a group.
 const LOOK: Duration = Duration::from_secs(3);
@@ -135,6 +136,7 @@ pub fn check(
             _ => asked(&error, &format!("cannot read the positions of group {}", stage.group)),
         })?;
         let kept_here = !plan.keeps_positions(stage);
+        problems.extend(lacking(plan, stage, &commits, memory, admin)?);
         for (partition, commit) in commits {
             // One that an open transaction holds is looked at when it is assigned.
             let Ok(commit) = commit else { continue };
@@ -251,6 +253,38 @@ fn states(plan: &Plan, stage: &Stage, memory: &Memory) -> Vec<Note> {
     });
     let new = stores.chain(left).filter(|(node, kept)| memory.kept(&stage.name, node) != Some(kept));
     new.map(|(node, kept)| Note::store(&stage.name, &node, &kept)).collect()
+}
+
+/// Tables that would be made of part of their topic: their state is new, and the group's positions are not at its beginning.
+fn lacking(
+    plan: &Plan,
+    stage: &Stage,
+    commits: &[CommittedWith],
+    memory: &Memory,
+    admin: &Admin,
+) -> Result<Vec<String>, Failure> {
+    let is_new = |store: &PlannedStore| memory.changelogs(&stage.name).all(|(known, _)| known != store.changelog);
+    let is_table = |store: &PlannedStore| matches!(plan.topology.nodes[store.node.0].kind, NodeKind::Table);
+    let mut problems = Vec::new();
+    for store in plan.stores(stage).iter().filter(|store| is_table(store) && is_new(store)) {
+        let committed = commits.iter().filter(|(partition, _)| *partition.topic == *store.source);
+        let at: Vec<_> = committed.filter_map(|(p, at)| Some((p.clone(), at.as_ref().ok()?.as_ref()?.0))).collect();
+        let question: Vec<_> = at.iter().map(|(partition, _)| (partition.clone(), At::Earliest)).collect();
+        if question.is_empty() {
+            continue;
+        }
+        let begins = admin.offsets(&question, Isolation::ReadCommitted);
+        let begins = begins.map_err(|e| asked(&e, &format!("cannot look at topic {:?}", store.source)))?;
+        let begins: BTreeMap<_, _> = begins.into_iter().collect();
+        if at.iter().any(|(partition, at)| begins.get(partition).copied().flatten().is_some_and(|begin| *at > begin)) {
+            problems.push(format!(
+                "table {} is new, and group {} has read part of topic {:?}, whose rows it would lack: semel reset {} begins \
+                 anew, with all state cleared",
+                plan.topology.nodes[store.node.0].name, stage.group, store.source, plan.topology.file
+            ));
+        }
+    }
+    Ok(problems)
 }
 
 /// Members of a stage's group that are not the stage's: they would take partitions and leave their records unprocessed.

@@ -128,6 +128,7 @@ fn inspect<'a>(plan: &'a Plan, stages: &[&Stage], admin: &Admin) -> Result<Found
                 found.problems.push(Problem { setting: setting_of(topology, &topic), message });
             }
         }
+        found.problems.extend(parted(plan, stage, &found.infos));
         let unfit: Vec<_> = plan.stores(stage).iter().filter_map(|s| unfit(topology, s, &found.infos)).collect();
         found.problems.extend(unfit);
         let lossy: Vec<_> =
@@ -149,6 +150,35 @@ fn inspect<'a>(plan: &'a Plan, stages: &[&Stage], admin: &Admin) -> Result<Found
     }
     found.problems.dedup();
     Ok(found)
+}
+
+/// Topics that are joined and have unlike numbers of partitions: keys that are the same lie apart.
+fn parted(plan: &Plan, stage: &Stage, infos: &BTreeMap<String, TopicInfo>) -> Vec<Problem> {
+    let stores = plan.stores(stage);
+    let pairs = stores.iter().flat_map(|store| store.readers.iter().map(move |reader| (store, reader)));
+    let parted = pairs.filter_map(|(store, reader)| {
+        let (table, stream) = (infos.get(&store.source)?, infos.get(reader)?);
+        let own = |topic: &String| plan.repartitions(stage).contains(topic);
+        let cure = match own(reader) || own(&store.source) {
+            true => format!(
+                "semel makes the topic of a repartition with as many where it is not there: once it is empty, delete it, and \
+                 begin anew with semel reset {}",
+                plan.topology.file
+            ),
+            false => "give both as many; or have semel send the records of the stream anew, with key = \"%key\" in the \
+                      join"
+                .to_owned(),
+        };
+        (table.partitions != stream.partitions).then(|| Problem {
+            setting: vec!["transforms".to_owned(), plan.topology.nodes[store.node.0].name.clone()],
+            message: format!(
+                "topic {reader:?} has {} partitions, and topic {:?}, which it is joined with, has {}: records of one key would \
+                 lie in partitions of other numbers and never meet; {cure}",
+                stream.partitions, store.source, table.partitions
+            ),
+        })
+    });
+    parted.collect()
 }
 
 /// What is wrong with a changelog that is there.
@@ -190,7 +220,7 @@ fn lossy(topology: &Topology, topic: &str, infos: &BTreeMap<String, TopicInfo>) 
 }
 
 /// Makes the topics through which a stage sends records to itself, where they are not there: with as many partitions as the
-/// widest of their sources. Records stay until they are processed, and are deleted then.
+/// topics that they are joined with, else the widest of their sources. Records stay until they are processed, and are deleted then.
 fn repartitions(
     plan: &Plan,
     stage: &Stage,
@@ -203,7 +233,10 @@ fn repartitions(
         let Some(topic) = plan.topology.repartition(*id) else { continue };
         let sources = plan.topology.sources_of(*id).flat_map(|source| &source.topics);
         let read: Vec<&TopicInfo> = sources.filter_map(|topic| infos.get(topic)).collect();
-        let partitions = read.iter().map(|info| info.partitions).max().unwrap_or(1);
+        let widest = read.iter().map(|info| info.partitions).max().unwrap_or(1);
+        let with = plan.co_partitioned(stage).into_iter().find(|group| group.contains(&topic)).unwrap_or_default();
+        let joined = with.iter().find_map(|topic| infos.get(topic)).map(|info| info.partitions);
+        let partitions = joined.unwrap_or(widest);
         let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
         let info = admin
             .unread_topic(&topic, partitions, largest.max(1 << 20))

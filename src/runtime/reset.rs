@@ -15,6 +15,7 @@ use crate::runtime::job_topic::{JobTopic, Memory, Note, read};
 use crate::runtime::preflight::asked;
 use crate::sink::postgres::{Address, StageName, Store};
 use crate::topology::plan::{Plan, Stage};
+use crate::topology::spec::{NodeId, NodeKind};
 
 const WAIT: Duration = Duration::from_secs(10);
 
@@ -238,12 +239,31 @@ fn fits(plan: &Plan, stages: &[&Stage], positions: &Positions) -> Result<(), Fai
     Ok(())
 }
 
+/// The topics that tables are made of. What an aggregate tells begins anew with the aggregate.
+fn tables(plan: &Plan, stage: &Stage) -> Vec<String> {
+    let nodes = &plan.topology.nodes;
+    let of_topic = |mut id: NodeId| {
+        while !matches!(nodes[id.0].kind, NodeKind::Source(_)) {
+            let stops = matches!(nodes[id.0].kind, NodeKind::Aggregate(_) | NodeKind::Repartitioned { .. });
+            match nodes[id.0].streams().first() {
+                Some(port) if !stops => id = port.node,
+                _ => return false,
+            }
+        }
+        true
+    };
+    let is_table = |id: NodeId| matches!(nodes[id.0].kind, NodeKind::Table) && of_topic(id);
+    plan.stores(stage).into_iter().filter(|store| is_table(store.node)).map(|store| store.source).collect()
+}
+
 /// What there is of a stage.
 struct Looked<'a> {
     stage: &'a Stage,
     retry: String,
     /// Topics through which the stage sends records to itself.
     own: Vec<String>,
+    /// Topics that tables are made of: their state is deleted.
+    tables: Vec<String>,
     topics: BTreeMap<String, (Uuid, i32)>,
     commits: BTreeMap<TopicPartition, Option<(Position, Option<Uuid>)>>,
     low: BTreeMap<TopicPartition, Position>,
@@ -294,6 +314,7 @@ impl<'a> Looked<'a> {
             stage,
             retry,
             own: plan.repartitions(stage),
+            tables: tables(plan, stage),
             topics,
             commits,
             low: ends(At::Earliest)?,
@@ -315,6 +336,8 @@ impl<'a> Looked<'a> {
             let (low, high) = (self.low[partition], self.high[partition]);
             let from = commit.filter(|(_, id)| id.is_none_or(|id| id == topic_id)).map(|(position, _)| position);
             let target = match to {
+                // The rows of a table are those of all of its topic.
+                _ if self.tables.iter().any(|topic| *topic == *partition.topic) => low,
                 // What it sent to itself it sends again.
                 _ if self.own.iter().any(|topic| *topic == *partition.topic) => high,
                 To::Positions(positions) => match self.given(positions, partition, topic_id, low, high)? {

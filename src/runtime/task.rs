@@ -5,12 +5,17 @@ use std::time::Duration;
 use crate::chunk::Chunk;
 use crate::commit::progress::BatchId;
 use crate::error::Failure;
-use crate::record::{Input, Offset, Position, TopicPartition};
+use crate::record::{Input, Offset, Position, Timestamp, TopicPartition};
 
 /// A stage's work on its records, driven by one worker.
 pub trait Task: Send {
     /// Takes one record. Its outputs go into `chunk`: all of them, or its dead letter. An error stops the job.
     fn process(&mut self, input: &Input<'_>, chunk: &mut Chunk) -> Result<(), Failure>;
+
+    /// The time by which a record is ordered among those of other topics.
+    fn time(&mut self, input: &Input<'_>) -> Timestamp {
+        input.timestamp
+    }
 
     /// Rejects a record for a reason that was found outside: the broker refused it, or nobody knows its source.
     fn reject(

@@ -319,7 +319,7 @@ impl World {
     fn topics_of(&self, run: &str) -> Vec<String> {
         let sinks = self.topology.nodes.iter().filter_map(|node| match &node.kind {
             NodeKind::KafkaSink(sink) => Some(sink.topic.clone()),
-            NodeKind::Aggregate(_) => Some(format!("{}.changelog", node.name)),
+            NodeKind::Aggregate(_) | NodeKind::Table => Some(format!("{}.changelog", node.name)),
             NodeKind::Repartition(_) => Some(format!("{}.repartition", node.declared_name())),
             _ => None,
         });

@@ -200,7 +200,9 @@ impl<'p> Job<'p> {
         };
         for (i, store) in self.stores.iter().enumerate() {
             let partition = self.records[record].partition;
-            if store.source == self.records[record].topic && !pipeline.holds(StoreId(i), partition) {
+            if store.topics().any(|topic| *topic == self.records[record].topic)
+                && !pipeline.holds(StoreId(i), partition)
+            {
                 pipeline.hold(StoreId(i), partition, Box::new(Memory::default()));
             }
         }

@@ -100,6 +100,12 @@ codes! {
      round."
     AGGREGATE_KEY "aggregate-key" "An aggregate that would meet the records of one key in several partitions: its records \
      come from several topics, or under another key than they were partitioned by."
+    TABLE_KEY "table-key" "A table or a join that would meet the records of one key in several partitions, as \
+     `aggregate-key`."
+    TABLE_START "table-start" "A table whose source does not start at the beginning of its topic: it lacks rows."
+    JOIN_TABLE "join-table" "A join whose `table` is no table of the file, or with a setting that does not go with its inputs."
+    JOIN_ASSIGNMENT "join-assignment" "A job with a join divides partitions by range: a job that ran without one is \
+     stopped everywhere first."
     COORDINATES_ID "coordinates-id" "A source without `event_id`: its events are told apart by topic, partition and \
      offset, so a producer's second send is another event."
     COORDINATES "coordinates" "An identity, key or column made of `%offset` or `%partition`, which differ when the \

@@ -2,7 +2,7 @@
 
 mod stateful;
 
-pub use stateful::{AGGREGATE, FIELD, WINDOW};
+pub use stateful::{AGGREGATE, FIELD, JOIN, TABLE, WINDOW};
 
 /// A key of a table.
 #[derive(Clone, Copy, Debug)]
@@ -133,8 +133,15 @@ pub const TOP: Section = Section {
             "stores",
             "`\"disk\"` or `\"memory\"`",
             "\"disk\"",
-            "where aggregates keep their state: in files under `state_dir`, so that a start reads only what is newer from the \
+            "where aggregates and tables keep their state: in files under `state_dir`, so that a start reads only what is newer from the \
              changelogs, or in memory, so that it reads all of them",
+        ),
+        key(
+            "max_task_idle",
+            "a duration",
+            "\"0s\"",
+            "of the topics that a join reads the record with the lowest time goes first, so that records wait for those that \
+             lie in the other topic already; how long they also wait where it is at its end",
         ),
         key(
             "audit",
@@ -535,6 +542,8 @@ pub const SECTIONS: &[&Section] = &[
     &AGGREGATE,
     &WINDOW,
     &FIELD,
+    &TABLE,
+    &JOIN,
     &KAFKA_SINK,
     &CREATE,
     &POSTGRES_SINK,

@@ -51,6 +51,15 @@ pub struct PlannedStore {
     pub changelog: String,
     /// The topic whose records reach the node.
     pub source: String,
+    /// Other topics whose records look the state up: a partition of each belongs to one worker.
+    pub readers: Vec<String>,
+}
+
+impl PlannedStore {
+    /// The topics whose records need the state.
+    pub fn topics(&self) -> impl Iterator<Item = &String> {
+        [&self.source].into_iter().chain(&self.readers)
+    }
 }
 
 /// An arrow of the topology with what it promises (protocol section 7).
@@ -162,10 +171,39 @@ impl Plan {
         let store = |id: &NodeId| {
             let name = format!("{}.{}", self.topology.name, self.topology.nodes[id.0].name);
             let changelog = self.topology.changelog(*id)?;
-            let source = self.topology.fed_by(*id);
-            Some(PlannedStore { node: *id, name, changelog, source: source? })
+            let source = self.topology.fed_by(*id)?;
+            let looks_up = nodes.iter().flat_map(|node| self.topology.nodes[node.0].looks_up());
+            let by = looks_up.filter(|(table, _)| table == id).map(|(_, by)| by);
+            let mut readers: Vec<String> = by.filter_map(|by| self.topology.fed_by(by)).collect();
+            readers.sort();
+            readers.dedup();
+            readers.retain(|topic| *topic != source);
+            Some(PlannedStore { node: *id, name, changelog, source, readers })
         };
         nodes.iter().filter_map(store).collect()
+    }
+
+    /// Topics that are read together, since their records meet by key: their partitions of one number are one task. What is
+    /// looked up comes before what looks it up.
+    pub fn co_partitioned(&self, stage: &Stage) -> Vec<Vec<String>> {
+        let mut groups: Vec<Vec<String>> = Vec::new();
+        for store in self.stores(stage).iter().filter(|store| !store.readers.is_empty()) {
+            let (with, others) =
+                groups.into_iter().partition(|group: &Vec<String>| store.topics().any(|t| group.contains(t)));
+            groups = others;
+            let mut topics: Vec<String> = Vec::new();
+            let all = with.into_iter().flatten().chain(store.topics().cloned());
+            all.for_each(|topic| {
+                if !topics.contains(&topic) {
+                    topics.push(topic)
+                }
+            });
+            groups.push(topics);
+        }
+        let tables = self.stores(stage).into_iter().filter(|store| !store.readers.is_empty());
+        let looked_up: Vec<String> = tables.map(|store| store.source).collect();
+        groups.iter_mut().for_each(|group| group.sort_by_key(|topic| !looked_up.contains(topic)));
+        groups
     }
 
     /// The topics through which a stage sends records to itself, in the order of its nodes.
@@ -240,19 +278,20 @@ impl Topology {
         }
     }
 
-    /// The topic whose records reach a node. A checked topology has one behind an aggregate.
+    /// The topic whose records reach a node. A checked topology has one at a node with state.
     fn fed_by(&self, id: NodeId) -> Option<String> {
         match &self.nodes[id.0].kind {
             NodeKind::Source(source) => source.topics.first().cloned(),
             NodeKind::Repartitioned { topic, .. } => Some(topic.clone()),
-            _ => self.nodes[id.0].inputs.iter().find_map(|port| self.fed_by(port.node)),
+            _ => self.nodes[id.0].streams().iter().find_map(|port| self.fed_by(port.node)),
         }
     }
 
     /// The topic from which the state of a node is restored, of one that has state.
     pub fn changelog(&self, id: NodeId) -> Option<String> {
         let node = &self.nodes[id.0];
-        matches!(node.kind, NodeKind::Aggregate(_)).then(|| format!("{}.{}{CHANGELOG}", self.name, node.name))
+        matches!(node.kind, NodeKind::Aggregate(_) | NodeKind::Table)
+            .then(|| format!("{}.{}{CHANGELOG}", self.name, node.name))
     }
 
     /// The topics of a source, the topic of a Kafka sink, what a `Repartitioned` reads; else none.
@@ -273,14 +312,16 @@ impl Topology {
         match &node.kind {
             NodeKind::Source(source) => source.format,
             NodeKind::Repartitioned { format, .. } => *format,
-            NodeKind::Remap { .. } | NodeKind::FlatMap { .. } | NodeKind::Aggregate(_) => Format::Json,
+            NodeKind::Remap { .. } | NodeKind::FlatMap { .. } | NodeKind::Aggregate(_) | NodeKind::Join(_) => {
+                Format::Json
+            }
             _ => self.format_into(id),
         }
     }
 
     /// The format of the values that come to a node.
     pub(super) fn format_into(&self, id: NodeId) -> Format {
-        let mut formats = self.nodes[id.0].inputs.iter().map(|port| self.format_of(port.node));
+        let mut formats = self.nodes[id.0].streams().iter().map(|port| self.format_of(port.node));
         let first = formats.next().unwrap_or(Format::Json);
         if formats.all(|format| format == first) { first } else { Format::Json }
     }

@@ -28,6 +28,8 @@ pub struct Topology {
     pub instance: Option<String>,
     pub state_dir: Option<PathBuf>,
     pub stores: Stores,
+    /// How long a task whose inputs go by time waits for an input that is at its end.
+    pub max_task_idle: Duration,
     pub on_error: OnError,
     /// Outputs name the record that they come from.
     pub audit: bool,
@@ -141,6 +143,34 @@ pub struct Node {
 }
 
 impl Node {
+    /// The inputs whose records are processed: of a join of a stream all but its table.
+    pub fn streams(&self) -> &[Port] {
+        match &self.kind {
+            NodeKind::Join(Join { of_tables: false, .. }) => {
+                self.inputs.split_last().map_or(&[], |(_, streams)| streams)
+            }
+            _ => &self.inputs,
+        }
+    }
+
+    /// The table that a join names.
+    pub fn table(&self) -> Option<NodeId> {
+        self.inputs.last().filter(|_| matches!(self.kind, NodeKind::Join(_))).map(|port| port.node)
+    }
+
+    /// Which tables a join looks up for the records of which inputs.
+    pub fn looks_up(&self) -> Vec<(NodeId, NodeId)> {
+        match (&self.kind, &self.inputs[..]) {
+            (NodeKind::Join(Join { of_tables: true, .. }), [left, right]) => {
+                vec![(left.node, right.node), (right.node, left.node)]
+            }
+            (NodeKind::Join(_), [streams @ .., table]) => {
+                streams.iter().map(|stream| (table.node, stream.node)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// The name of the node of the file that it is, or that it was made for.
     pub fn declared_name(&self) -> &str {
         self.name.split(':').next().unwrap_or(&self.name)
@@ -170,6 +200,10 @@ pub enum NodeKind {
         key: Program,
     },
     Aggregate(Aggregate),
+    /// Keeps the latest value of each key, and passes records on.
+    Table,
+    /// Its last input is the table.
+    Join(Join),
     /// Writes records under the key that they are grouped by; the loader puts it before an aggregate.
     Repartition(Repartition),
     /// Reads what a repartition wrote, which is its one input.
@@ -185,7 +219,8 @@ impl NodeKind {
     /// The programs that decide on what comes out of the node.
     pub fn programs(&self) -> Vec<&Program> {
         match self {
-            NodeKind::Source(_) | NodeKind::Repartitioned { .. } => Vec::new(),
+            NodeKind::Source(_) | NodeKind::Repartitioned { .. } | NodeKind::Table => Vec::new(),
+            NodeKind::Join(join) => join.key.iter().collect(),
             NodeKind::Repartition(repartition) => vec![&repartition.key],
             NodeKind::Filter { condition, .. } => vec![condition],
             NodeKind::Remap { source, .. } | NodeKind::FlatMap { source, .. } => vec![source],
@@ -249,6 +284,8 @@ pub struct Repartition {
     pub topic: String,
     pub key: Program,
     pub tombstones: AggregateTombstones,
+    /// Whether records whose key is null go too, to any partition.
+    pub null_keys: bool,
 }
 
 /// Folds the records of a key.
@@ -364,6 +401,40 @@ impl Function {
     /// Whether it keeps several values, so that it needs a limit.
     pub fn keeps_values(self) -> bool {
         matches!(self, Function::DistinctCount | Function::Collect)
+    }
+}
+
+/// Gives each record, or each row of another table, the row of a table that has its key.
+#[derive(Clone, Debug)]
+pub struct Join {
+    pub kind: JoinKind,
+    /// The key to look up by, for which records go through a topic; none: the one that they have.
+    pub key: Option<Program>,
+    /// The member that the row becomes.
+    pub into: String,
+    /// The input is a table, too: a change of either puts out what both are now.
+    pub of_tables: bool,
+}
+
+/// What a join does with a record for which the table has no row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JoinKind {
+    /// It ends here.
+    Inner,
+    /// It goes on with null in place of the row.
+    Left,
+    /// So does a row of the table to which the input has none.
+    Outer,
+}
+
+impl JoinKind {
+    /// Each with the word for it in the file.
+    pub const WORDS: [(&'static str, JoinKind); 3] =
+        [("inner", JoinKind::Inner), ("left", JoinKind::Left), ("outer", JoinKind::Outer)];
+
+    /// As the file writes it.
+    pub fn as_str(self) -> &'static str {
+        JoinKind::WORDS.iter().find(|(_, kind)| *kind == self).expect("every kind has a word").0
     }
 }
 

@@ -36,6 +36,9 @@ fn the_plan_shows_stores_and_what_they_are_restored_from() {
         golden(&format!("tests/explain/{name}.txt"), &explain(&[&format!("topologies/{name}.toml")]));
     }
     golden("tests/explain/word-count.mmd", &explain(&["--format", "mermaid", file]));
+    let file = "topologies/orders-with-customers.toml";
+    golden("tests/explain/orders-with-customers.txt", &explain(&[file]));
+    golden("tests/explain/orders-with-customers.mmd", &explain(&["--format", "mermaid", file]));
 }
 
 #[test]

@@ -471,11 +471,11 @@ fn a_partition_without_records_closes_its_windows_as_time_goes_on() {
         let window = Window { idle_ms: Some(1_000), ..on_close(window) };
         let mut rig = counts(window).sink("out", &["w"], None).run();
         assert_eq!(rig.pipeline.idle_ms(StoreId(0)), Some(1_000));
-        assert_eq!(rig.pipeline.time(StoreId(0), 14, &mut rig.chunk), None, "no record, no time");
+        assert_eq!(rig.pipeline.stream_time(StoreId(0), 14, &mut rig.chunk), None, "no record, no time");
         for time in [3, 7, 5] {
             at(&mut rig, "a", time);
         }
-        assert_eq!(rig.pipeline.time(StoreId(0), 14, &mut rig.chunk), Some(7));
+        assert_eq!(rig.pipeline.stream_time(StoreId(0), 14, &mut rig.chunk), Some(7));
         let advance = |rig: &mut Rig, time| {
             rig.chunk.clear();
             let moved = rig.pipeline.advance(StoreId(0), 14, time, Offset(41), &mut rig.chunk);

@@ -30,6 +30,10 @@ impl Worker {
                 self.state.abandon();
                 self.give_up(&partitions)
             }
+            Rebalance::End(partition) => {
+                self.state.merge.ended(&partition, Instant::now());
+                Ok(())
+            }
             Rebalance::Failed(error) if error.is_fenced_instance() => self.fenced(error),
             Rebalance::Failed(error) => self.reported(error),
         }
@@ -113,6 +117,7 @@ impl Worker {
         self.state.waiting.retain(|p| !partitions.contains(p));
         self.state.preparing.retain(|p| !partitions.contains(p));
         self.state.stop_searching(partitions);
+        self.state.merge.assign(&self.state.progress.partitions());
         self.state.hot = None;
         self.state.status.set_assigned(self.state.progress.partitions().len());
         tracing::info!(worker = self.state.options.name, partitions = %list(partitions), "given up");
@@ -151,6 +156,8 @@ impl Worker {
             self.state.waiting.extend(found.known.into_iter().map(|(partition, _, _)| partition));
             return self.reported(error);
         }
+        // All fetchers began anew: at what was delivered, some of which may have been given up since.
+        self.state.missed |= !new.is_empty() && !self.consumer.is_cooperative();
         if !held.is_empty() {
             // They were held back after an abort: the client stands where they were read last.
             let held: Vec<TopicPartition> = held.into_iter().map(|(partition, _)| partition).collect();
@@ -176,6 +183,7 @@ impl Worker {
             self.state.task.assigned(&partition);
             self.state.progress.assign(partition, position, fresh);
         }
+        self.state.merge.assign(&self.state.progress.partitions());
         self.state.hot = None;
         self.state.status.set_assigned(self.state.progress.partitions().len());
     }
@@ -184,7 +192,12 @@ impl Worker {
 /// What is not a record.
 pub(super) enum Rebalance {
     Assign(Vec<TopicPartition>),
-    Revoke { partitions: Vec<TopicPartition>, lost: bool },
+    Revoke {
+        partitions: Vec<TopicPartition>,
+        lost: bool,
+    },
+    /// Everything that the partition has was delivered.
+    End(TopicPartition),
     Failed(Error),
 }
 
@@ -194,7 +207,8 @@ impl Rebalance {
             Polled::Assign(partitions) => Rebalance::Assign(partitions),
             Polled::Revoke { partitions, lost } => Rebalance::Revoke { partitions, lost },
             Polled::Failed(error) => Rebalance::Failed(error),
-            Polled::Record(_) | Polled::Nothing | Polled::EndOfPartition(..) => unreachable!("not asked for"),
+            Polled::EndOfPartition(partition, _) => Rebalance::End(partition),
+            Polled::Record(_) | Polled::Nothing => unreachable!("not asked for"),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! in its own loop, so that a partition is given up only when no batch names it any more.
 
 mod member;
+mod merge;
 mod state;
 
 use std::collections::HashMap;
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use self::member::Rebalance;
+use self::merge::Merge;
 use self::state::{Phase, State};
 use crate::chunk::Chunk;
 use crate::commit::Cause;
@@ -50,6 +52,18 @@ pub struct WorkerOptions {
     pub outside_max: Option<Duration>,
     pub shutdown_timeout: Duration,
     pub retry: RetryTopic,
+    pub co_partitioned: CoPartitioned,
+}
+
+/// Topics whose records meet by key.
+#[derive(Clone, Debug, Default)]
+pub struct CoPartitioned {
+    /// Topics whose partitions of one number are a task.
+    pub topics: Vec<Vec<String>>,
+    /// How long an input that is at its end is waited for.
+    pub max_task_idle: Duration,
+    /// Bytes of records that may wait for those of other inputs, about.
+    pub bytes: usize,
 }
 
 /// The topic through which dead letters come back to a stage.
@@ -91,7 +105,9 @@ impl Worker {
         status: Arc<StageStatus>,
         stop: Arc<AtomicBool>,
     ) -> Worker {
+        let CoPartitioned { topics, max_task_idle, bytes } = &options.co_partitioned;
         let state = State {
+            merge: Merge::new(topics, *max_task_idle, *bytes),
             options,
             task,
             positions,
@@ -118,6 +134,7 @@ impl Worker {
             markers_at: Instant::now(),
             tick_at: Instant::now(),
             quiet_until: Instant::now() + PATIENCE,
+            parted_since: None,
         };
         Worker { consumer, state, fenced_at: None, looked_at: Instant::now(), outside_since: None }
     }
@@ -225,13 +242,17 @@ impl Worker {
         if self.state.tick(now)? {
             return Ok(());
         }
+        if !self.state.merge.is_off() && self.in_turn(now)? {
+            return Ok(());
+        }
         for _ in 0..RUN {
             match self.consumer.poll(Duration::ZERO) {
                 Polled::Record(message) => {
-                    if self.state.record(&message.to_input(Vec::new()))? {
+                    if self.state.read(&message.to_input(Vec::new()))? {
                         return Ok(());
                     }
                 }
+                Polled::Nothing if self.state.merge.is_ready(now) => return Ok(()),
                 Polled::Nothing => return self.idle(),
                 other => {
                     let event = Rebalance::of(other);
@@ -240,6 +261,21 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Processes records that wait, some at a time; true when there may be more of them, or the batch is to be ended now. What
+    /// runs ahead of the other inputs of its task is paused.
+    fn in_turn(&mut self, now: Instant) -> Result<bool, Failure> {
+        self.state.say_parted(now);
+        let more = self.state.in_turn(now, RUN)?;
+        let (full, low) = self.state.merge.flow();
+        if !full.is_empty() {
+            self.consumer.pause(&full);
+        }
+        if !low.is_empty() {
+            self.consumer.resume(&low);
+        }
+        Ok(more)
     }
 
     /// Nothing to read: what is there goes to the committer, positions step over markers, then wait.
@@ -259,7 +295,7 @@ impl Worker {
             (at + self.state.options.commit_interval).saturating_duration_since(now).min(IDLE_WAIT)
         });
         match self.consumer.poll(wait) {
-            Polled::Record(message) => self.state.record(&message.to_input(Vec::new())).map(drop),
+            Polled::Record(message) => self.state.read(&message.to_input(Vec::new())).map(drop),
             Polled::Nothing => Ok(()),
             other => {
                 let event = Rebalance::of(other);
@@ -268,13 +304,15 @@ impl Worker {
         }
     }
 
-    /// Moves positions over transaction markers, every now and then. Every record that was delivered is processed here.
+    /// Moves positions over transaction markers, every now and then. Every record that was delivered is processed here, but for
+    /// those that wait for their turn.
     fn step_over_markers(&mut self, now: Instant) {
         if now < self.state.markers_at || self.state.paused || self.state.missed {
             return;
         }
         self.state.markers_at = now + MARKERS_EVERY;
-        let partitions = self.state.progress.partitions();
+        let mut partitions = self.state.progress.partitions();
+        partitions.retain(|partition| !self.state.merge.holds(partition));
         for (partition, position) in self.consumer.position(&partitions) {
             if let Some(position) = position {
                 self.state.progress.step_over(&partition, position);
@@ -315,6 +353,7 @@ impl Worker {
         self.state.blocked_since = None;
         if std::mem::take(&mut self.state.paused) {
             self.consumer.resume(&self.state.progress.partitions());
+            self.state.merge.resumed();
         }
         if self.state.missed {
             self.state.missed = !self.seek_all()?;
@@ -420,6 +459,10 @@ impl Worker {
     /// Seeks every partition to its position; false where a rebalance came between. A partition that was only just
     /// assigned refuses at first.
     fn seek_all(&mut self) -> Result<bool, Failure> {
+        let paused = self.state.merge.clear();
+        if !paused.is_empty() {
+            self.consumer.resume(&paused);
+        }
         let mut pending = self.state.progress.positions();
         let deadline = Instant::now() + self.state.options.revoke_timeout;
         while !pending.is_empty() {
@@ -432,8 +475,8 @@ impl Worker {
                 return Err(Failure::stopped(format!("cannot go back to the position of {partition}: {error}")));
             }
             match self.consumer.poll(IDLE_WAIT) {
-                // It may be of a partition that is back already: all are sought again.
-                Polled::Record(_) => pending = self.state.progress.positions(),
+                // It may be of a partition that is back already: all are sought again, and their ends are told again.
+                Polled::Record(_) | Polled::EndOfPartition(..) => pending = self.state.progress.positions(),
                 Polled::Nothing => {
                     pending.retain(|(p, _)| results.iter().any(|(q, result)| p == q && result.is_err()));
                 }

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::WorkerOptions;
+use super::merge::Merge;
 use crate::chunk::Chunk;
 use crate::commit::progress::{Progress, SlotId};
 use crate::commit::{Cause, Epoch};
@@ -84,6 +85,8 @@ pub(super) struct State {
     pub(super) waiting: Vec<TopicPartition>,
     /// Assigned, but the task is not ready for them yet.
     pub(super) preparing: Vec<TopicPartition>,
+    /// Records that wait for those of other topics.
+    pub(super) merge: Merge,
     pub(super) isolation: Option<Isolation>,
     pub(super) last: Option<(TopicPartition, Offset)>,
     /// The partition of the last record: the next one mostly has the same.
@@ -101,6 +104,8 @@ pub(super) struct State {
     pub(super) tick_at: Instant,
     /// When unstable positions may be spoken of again.
     pub(super) quiet_until: Instant,
+    /// Since when a task has had a part that another member has.
+    pub(super) parted_since: Option<Instant>,
 }
 
 impl State {
@@ -127,6 +132,52 @@ impl State {
         }
         self.preparing.extend(unready.iter().cloned());
         Ok(unready)
+    }
+
+    /// Tells the user, now and then, that a task waits for a part of it that another member has.
+    pub(super) fn say_parted(&mut self, now: Instant) {
+        let there = [&self.waiting, &self.preparing].into_iter().flatten();
+        let assigned: Vec<TopicPartition> = self.progress.partitions().into_iter().chain(there.cloned()).collect();
+        let parted = self.merge.parted(&assigned);
+        let Some((here, missing)) = parted.first() else {
+            self.parted_since = None;
+            return;
+        };
+        // A rebalance gives partitions one after another.
+        let since = *self.parted_since.get_or_insert(now);
+        if now.duration_since(since) >= SAY_EVERY {
+            self.parted_since = Some(now);
+            tracing::warn!(
+                worker = self.options.name,
+                %here,
+                %missing,
+                tasks = parted.len(),
+                "waiting for a partition that another member of the group has: what is joined has to be divided by range; stop \
+                 every process of this job, then start them again"
+            );
+        }
+    }
+
+    /// Takes a record that was read: it is processed, or waits for its turn. True when nothing more is to be read before the
+    /// batch, or what waits, was looked at.
+    pub(super) fn read(&mut self, input: &Input<'_>) -> Result<bool, Failure> {
+        if !self.merge.takes(input.topic) {
+            return self.record(input);
+        }
+        let time = self.task.time(input);
+        self.merge.push(input, time);
+        Ok(self.merge.is_full())
+    }
+
+    /// Processes up to so many records whose turn it is; true when there may be more of them, or the batch is to be ended now.
+    pub(super) fn in_turn(&mut self, now: Instant, most: usize) -> Result<bool, Failure> {
+        for _ in 0..most {
+            let Some(record) = self.merge.next(now) else { return Ok(false) };
+            if self.record(&record.input())? {
+                return Ok(true);
+            }
+        }
+        Ok(true)
     }
 
     /// Processes a record; true when the batch is to be ended now.

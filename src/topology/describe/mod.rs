@@ -22,6 +22,8 @@ fn kind_word(kind: &NodeKind) -> &'static str {
         NodeKind::FlatMap { .. } => "flat_map",
         NodeKind::Rekey { .. } => "rekey",
         NodeKind::Aggregate(_) => "aggregate",
+        NodeKind::Table => "table",
+        NodeKind::Join(_) => "join",
         NodeKind::Repartition(_) => "repartition",
         NodeKind::Repartitioned { .. } => "repartitioned",
         NodeKind::KafkaSink(_) => "kafka sink",

@@ -81,6 +81,9 @@ fn describe_stage(out: &mut String, plan: &Plan, stage: &Stage) {
     for store in plan.stores(stage) {
         line(out, "store", &format!("{}, restored from {}", store.name, store.changelog));
     }
+    for topics in plan.co_partitioned(stage) {
+        line(out, "by lowest time", &topics.join(", "));
+    }
     line(out, "dead letters", &plan.dead_letters());
     line(out, "replayed from", &plan.retry(stage));
     describe_nodes(out, plan, stage);
@@ -134,6 +137,11 @@ fn details(kind: &NodeKind) -> String {
                 text.push_str(&window_words(window));
             }
             text
+        }
+        NodeKind::Table => "latest value by key".to_owned(),
+        NodeKind::Join(join) => {
+            let of = if join.of_tables { " of tables" } else { "" };
+            format!("{}{of}, the row into .{}", join.kind.as_str(), join.into)
         }
         NodeKind::Repartition(repartition) => {
             format!("topic {}, key {}", repartition.topic, one_line(repartition.key.source()))

@@ -81,6 +81,42 @@ pub const WINDOW: Section = Section {
     ],
 };
 
+pub const TABLE: Section = Section {
+    title: "`[transforms.NAME]`, `type = \"table\"`",
+    doc: "Keeps the latest value of each key, for joins to look up, and passes records on. A null value removes the row of its \
+     key. What it keeps lies in a store, and in the topic `<name>.NAME.changelog`. See [joins.md](joins.md).",
+    keys: &[key("type", "`\"table\"`", "required", TYPE), INPUTS, ON_ERROR],
+};
+
+pub const JOIN: Section = Section {
+    title: "`[transforms.NAME]`, `type = \"join\"`",
+    doc: "Gives each record the row of a table that has its key, as a member. Where the input is a `table`, too, a \
+     change of either puts out what both are now, and a null value where nothing is left. The topics of both have as many \
+     partitions, and their records are partitioned alike. Of the two the record with the lowest time goes first. See \
+     [joins.md](joins.md).",
+    keys: &[
+        key("type", "`\"join\"`", "required", TYPE),
+        INPUTS,
+        key("table", "a name", "required", "the `table` of this file that is looked up"),
+        key(
+            "kind",
+            "`\"inner\"`, `\"left\"` or `\"outer\"`",
+            "\"inner\"",
+            "what happens to a record without a row: it ends here and is counted, or it goes on with null in place of the row. \
+             `outer`, of two tables, also keeps rows of the other",
+        ),
+        key("into", "a name", "required", "the member that the row becomes; one that the record has is replaced"),
+        key(
+            "key",
+            "VRL",
+            "the record's key",
+            "the key to look up by, as in `rekey`; records go through the topic `<name>.NAME.repartition` then, and have that \
+             key afterwards",
+        ),
+        ON_ERROR,
+    ],
+};
+
 pub const FIELD: Section = Section {
     title: "`fields = { NAME = { … } }`",
     doc: "One function of a VRL expression. Numbers are exact within 128 bits and 38 decimals; a value that would leave \

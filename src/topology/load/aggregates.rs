@@ -6,6 +6,7 @@ use std::time::Duration;
 use toml::de::DeValue;
 
 use super::cx::{Cx, Item, Table, in_order, is_hole};
+use super::joins;
 use super::nodes::Draft;
 use super::read::one_of;
 use super::semantics::{Unstable, overlap};
@@ -13,8 +14,8 @@ use crate::expr::Role;
 use crate::topology::finding::{code, did_you_mean};
 use crate::topology::keys;
 use crate::topology::spec::{
-    Aggregate, AggregateTombstones, Emit, Field, Function, Late, Node, NodeId, NodeKind, Port, RETRACTED, Repartition,
-    Topology, WINDOW_END, WINDOW_START, Window, WindowKind,
+    Aggregate, AggregateTombstones, Emit, Field, Function, Join, JoinKind, Late, Node, NodeId, NodeKind, Port,
+    RETRACTED, Repartition, Topology, WINDOW_END, WINDOW_START, Window, WindowKind,
 };
 
 const HELP: &str = "such as fields = { orders = \"count\", revenue = { sum = '.total' } }";
@@ -234,68 +235,100 @@ fn place(name: &str, function: Function) -> String {
     if function == Function::Reduce { format!("{REDUCTION}{name}") } else { format!("fields.{name}") }
 }
 
-/// Reports aggregates that would meet the records of one key in several partitions: each would keep its own part.
+/// Reports nodes with state that would meet the records of one key in several partitions: each would keep its own part.
 pub fn check(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>]) {
     for (id, draft) in drafts.iter().enumerate().filter(|(_, draft)| groups(draft) == Some(false)) {
         let above = above(drafts, inputs, id);
         if let Some(rekey) = above.iter().find(|id| matches!(drafts[**id].kind, Some(NodeKind::Rekey { .. }))) {
             let message =
                 format!("{} comes behind `{}`, which gives records another key", draft.what(), drafts[*rekey].name);
-            cx.found.error(code::AGGREGATE_KEY, draft.name_span.clone(), message).help(
-                "records of the new key lie in all partitions: group by it here, as with group_by = '.customer_id', or by what \
-                 the other node gave: group_by = \"%key\"",
-            );
+            let (code, cure) = scattered(draft);
+            cx.found
+                .error(code, draft.name_span.clone(), message)
+                .help(format!("records of the new key lie in all partitions: {cure}"));
         }
         let regrouped = above.iter().filter(|id| groups(&drafts[**id]) == Some(true));
         let regrouped = regrouped.map(|id| format!("what `{}` groups", drafts[*id].name));
         let topics = above.iter().flat_map(|id| &drafts[*id].topics).map(|topic| topic.value.clone());
         let topics: BTreeSet<String> = topics.chain(regrouped).collect();
-        if topics.len() > 1 {
+        // Tables that are joined have a topic each.
+        if topics.len() > 1 && !joins::of_tables(drafts, draft, &inputs[id]) {
             let topics = Vec::from_iter(topics);
             let message = format!("{} takes from several topics: {}", draft.what(), topics.join(", "));
-            cx.found.error(code::AGGREGATE_KEY, draft.name_span.clone(), message).help(
-                "their partitions may be with several workers: bring the records of a key together by \
-                 group_by = \"%key\"",
-            );
+            let (code, cure) = scattered(draft);
+            cx.found
+                .error(code, draft.name_span.clone(), message)
+                .help(format!("their partitions may be with several workers: {cure}"));
         }
     }
 }
 
-/// Whether an aggregate brings the records of a key together itself; none for another node.
+/// What to say of a node with state whose records lie anywhere, and the cure.
+fn scattered(draft: &Draft) -> (&'static str, &'static str) {
+    match &draft.kind {
+        Some(NodeKind::Table) => (
+            code::TABLE_KEY,
+            "write them under that key to a topic, in a job of their own, and make the table of that topic",
+        ),
+        Some(NodeKind::Join(_)) => (
+            code::TABLE_KEY,
+            "bring those of a key together here, as with key = '.customer_id', or by the key that they have: key = \"%key\"",
+        ),
+        _ => (
+            code::AGGREGATE_KEY,
+            "bring those of a key together here, as with group_by = '.customer_id', or by the key that they have: \
+             group_by = \"%key\"",
+        ),
+    }
+}
+
+/// Whether a node with state brings the records of a key together itself; none for another node.
 fn groups(draft: &Draft) -> Option<bool> {
     match &draft.kind {
         Some(NodeKind::Aggregate(aggregate)) => Some(aggregate.group_by.is_some()),
+        Some(NodeKind::Join(join)) => Some(join.key.is_some()),
+        Some(NodeKind::Table) => Some(false),
         _ => None,
     }
 }
 
 /// All nodes that a node's records come through, each once, up to where they were brought together by key.
-fn above(drafts: &[Draft], inputs: &[Vec<Port>], of: usize) -> BTreeSet<usize> {
+pub fn above(drafts: &[Draft], inputs: &[Vec<Port>], of: usize) -> BTreeSet<usize> {
     let mut found = BTreeSet::new();
     let mut waiting = vec![of];
     while let Some(id) = waiting.pop() {
-        let new = inputs[id].iter().map(|port| port.node.0).filter(|id| found.insert(*id));
+        let all = joins::of_tables(drafts, &drafts[id], &inputs[id]);
+        let ports = if all { &inputs[id][..] } else { joins::streams(&drafts[id], &inputs[id]) };
+        let new = ports.iter().map(|port| port.node.0).filter(|id| found.insert(*id));
         waiting.extend(new.filter(|id| groups(&drafts[*id]) != Some(true)));
     }
     found
 }
 
-/// Puts a topic before every aggregate that groups by something else than the key its records have: a node that writes it
-/// and one that reads it. They are named after the aggregate, which is what messages name.
+/// Puts a topic before every aggregate that groups by something else than the key its records have, and before every join
+/// that looks up by something else: a node that writes it and one that reads it. They are named after the node that they are
+/// made for, which is what messages name.
 pub fn regroup(topology: &mut Topology) {
     for id in 0..topology.nodes.len() {
         let format = topology.format_into(NodeId(id));
         let next = topology.nodes.len();
         let (name, node) = (topology.name.clone(), &mut topology.nodes[id]);
-        let NodeKind::Aggregate(Aggregate { group_by: Some(key), tombstones, .. }) = &node.kind else { continue };
+        let (key, tombstones, null_keys) = match &node.kind {
+            NodeKind::Aggregate(Aggregate { group_by: Some(key), tombstones, .. }) => (key, *tombstones, false),
+            NodeKind::Join(Join { key: Some(key), kind, .. }) => {
+                (key, AggregateTombstones::Reject, *kind == JoinKind::Left)
+            }
+            _ => continue,
+        };
         let topic = format!("{name}.{}.repartition", node.name);
-        let repartition = Repartition { topic: topic.clone(), key: key.clone(), tombstones: *tombstones };
+        let repartition = Repartition { topic: topic.clone(), key: key.clone(), tombstones, null_keys };
         let on_error = node.on_error;
         let made = |word: &str, inputs, kind| Node { name: format!("{}:{word}", node.name), inputs, on_error, kind };
         let port = |node| vec![Port { node: NodeId(node), output: 0 }];
-        let writer = made("repartition", node.inputs.clone(), NodeKind::Repartition(repartition));
+        let writer = made("repartition", node.streams().to_vec(), NodeKind::Repartition(repartition));
         let reader = made("repartitioned", port(next), NodeKind::Repartitioned { topic, format });
-        node.inputs = port(next + 1);
+        let table = node.inputs.last().copied().filter(|_| node.table().is_some());
+        node.inputs = port(next + 1).into_iter().chain(table).collect();
         topology.nodes.extend([writer, reader]);
     }
 }

@@ -15,7 +15,8 @@ pub struct Timeouts {
     pub session: Duration,
 }
 
-const STRATEGY: &str = "partition.assignment.strategy";
+/// The property that says how members divide partitions.
+pub const STRATEGY: &str = "partition.assignment.strategy";
 /// The strategies that semel is tested with. Members of a group cannot mix them.
 const STRATEGIES: [&str; 2] = ["cooperative-sticky", "range"];
 

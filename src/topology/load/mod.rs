@@ -7,7 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::finding::{Finding, Findings, code};
 use super::keys;
-use super::spec::{Kafka, Membership, Node, Topology};
+use super::spec::{Kafka, Membership, Node, NodeKind, Topology};
 use cx::{Cx, Item, Table};
 use nodes::{Draft, Part};
 
@@ -17,6 +17,7 @@ mod cx;
 mod expressions;
 mod graph;
 mod interpolate;
+mod joins;
 mod kafka;
 mod kafka_properties;
 mod nodes;
@@ -100,6 +101,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     let broker_assigns = kafka.as_ref().is_some_and(Kafka::broker_assigns);
     let usual = if broker_assigns { Membership::Dynamic } else { Membership::Static };
     let drafts = drafts(cx, &top);
+    joins::strategy(cx, kafka.as_ref(), &drafts);
     check_names(cx, name.as_ref().map(|name| name.value.as_str()), &drafts);
     let inputs = graph::connect(cx, &drafts);
     semantics::check(cx, settings.guarantee, &drafts, &inputs);
@@ -107,7 +109,12 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
     let drill = top::drill(cx, &top);
     let tests = top.get("tests").map(|item| cases::read(cx, item, &drafts)).unwrap_or_default();
 
-    let nodes = drafts.into_iter().zip(inputs).map(|(draft, inputs)| {
+    let of_tables: Vec<bool> =
+        drafts.iter().zip(&inputs).map(|(draft, inputs)| joins::of_tables(&drafts, draft, inputs)).collect();
+    let nodes = drafts.into_iter().zip(inputs).zip(of_tables).map(|((mut draft, inputs), of_tables)| {
+        if let Some(NodeKind::Join(join)) = &mut draft.kind {
+            join.of_tables = of_tables;
+        }
         let on_error = draft.on_error.unwrap_or(settings.on_error);
         Some(Node { name: draft.name, inputs, on_error, kind: draft.kind? })
     });
@@ -126,6 +133,7 @@ fn topology(cx: &mut Cx<'_>, root: &Item<'_>, file: &str) -> Option<Topology> {
         instance: settings.instance,
         state_dir: settings.state_dir,
         stores: settings.stores,
+        max_task_idle: settings.max_task_idle,
         on_error: settings.on_error,
         audit: settings.audit,
         kafka: kafka?,

@@ -43,6 +43,8 @@ pub struct Draft {
     pub topics: Vec<Text>,
     pub postgres: bool,
     pub on_error: Option<OnError>,
+    /// Where a join names its table, which is its last input.
+    pub table: Option<Range<usize>>,
     /// `None` after a finding.
     pub kind: Option<NodeKind>,
 }
@@ -84,6 +86,7 @@ pub fn read_nodes(
             topics: Vec::new(),
             postgres: false,
             on_error: None,
+            table: None,
             kind: None,
         };
         cx.node = Some(draft.name.clone());

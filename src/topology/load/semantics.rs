@@ -2,6 +2,7 @@
 
 use super::aggregates;
 use super::cx::Cx;
+use super::joins;
 use super::nodes::Draft;
 use super::redelivery;
 use crate::expr::{Program, Uses};
@@ -17,6 +18,7 @@ pub fn check(cx: &mut Cx<'_>, guarantee: Guarantee, drafts: &[Draft], inputs: &[
     unstable_keys(cx, drafts, inputs, &order);
     retention(cx, drafts, inputs, &order);
     aggregates::check(cx, drafts, inputs);
+    joins::check(cx, drafts, inputs);
     for draft in drafts {
         if let Some(NodeKind::PostgresSink(sink)) = &draft.kind {
             deletes(cx, draft, sink);
@@ -45,7 +47,8 @@ fn formats(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>], order: &[usi
     let mut flows: Vec<Flow> = vec![Vec::new(); drafts.len()];
     for id in order {
         let draft = &drafts[*id];
-        let mut flow: Flow = inputs[*id].iter().flat_map(|port| flows[port.node.0].clone()).collect();
+        let streams = joins::streams(draft, &inputs[*id]);
+        let mut flow: Flow = streams.iter().flat_map(|port| flows[port.node.0].clone()).collect();
         if let Some(NodeKind::Source(source)) = &draft.kind {
             flow.push((source.format, *id));
         }
@@ -54,7 +57,7 @@ fn formats(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>], order: &[usi
         if matches!(draft.kind, Some(NodeKind::Remap { .. } | NodeKind::FlatMap { .. })) {
             flow.retain(|(format, _)| *format == Format::Json);
         }
-        if let Some(NodeKind::Aggregate(_)) = draft.kind {
+        if let Some(NodeKind::Aggregate(_) | NodeKind::Join(_)) = draft.kind {
             flow = vec![(Format::Json, *id)];
         }
         flows[*id] = flow;
@@ -75,6 +78,13 @@ fn mismatches(cx: &mut Cx<'_>, drafts: &[Draft], draft: &Draft, flow: &Flow) {
         cx.found.error(code::VALUE_FORMAT, draft.name_span.clone(), message).help(
             "its key and version are members of an object: make them by `columns`, or parse the text in a remap before",
         );
+    }
+    if let (Some((_, source)), Some(NodeKind::Join(_))) = (text, &draft.kind) {
+        let message =
+            format!("{} adds a member to JSON objects, but `{}` has other values", draft.what(), drafts[*source].name);
+        cx.found
+            .error(code::VALUE_FORMAT, draft.name_span.clone(), message)
+            .help("make objects of them in a remap before");
     }
     for placed in cx.programs_of(&draft.name) {
         if placed.key.starts_with(aggregates::REDUCTION) {
@@ -181,7 +191,8 @@ fn unstable_keys(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>], order:
     for id in order {
         let draft = &drafts[*id];
         let mut flow: Vec<Unstable> = Vec::new();
-        for unstable in inputs[*id].iter().flat_map(|port| &flows[port.node.0]) {
+        let streams = joins::streams(draft, &inputs[*id]);
+        for unstable in streams.iter().flat_map(|port| &flows[port.node.0]) {
             if !flow.contains(unstable) {
                 flow.push(unstable.clone());
             }
@@ -194,6 +205,9 @@ fn unstable_keys(cx: &mut Cx<'_>, drafts: &[Draft], inputs: &[Vec<Port>], order:
         }
         if let Some(NodeKind::Aggregate(aggregate)) = &draft.kind {
             flow = aggregates::unstable(aggregate, &flow);
+        }
+        if let (Some(NodeKind::Join(join)), Some(table)) = (&draft.kind, inputs[*id].get(streams.len())) {
+            flow = joins::unstable(join, flow, &flows[table.node.0]);
         }
         flows[*id] = flow;
     }
@@ -218,7 +232,9 @@ fn report_unstable(cx: &mut Cx<'_>, draft: &Draft, flow: &[Unstable]) {
     let mut reads: Vec<(String, String, std::ops::Range<usize>)> = Vec::new();
     for placed in cx.programs_of(&draft.name) {
         let what = match &draft.kind {
-            Some(NodeKind::KafkaSink(_) | NodeKind::Rekey { .. }) if placed.key == "key" => "the key",
+            Some(NodeKind::KafkaSink(_) | NodeKind::Rekey { .. } | NodeKind::Join(_)) if placed.key == "key" => {
+                "the key"
+            }
             Some(NodeKind::Aggregate(_)) if placed.key == "group_by" => "the key",
             Some(NodeKind::PostgresSink(sink)) => match placed.key.strip_prefix("columns.") {
                 Some(column) if Some(column) == sink.version.as_deref() => "the version",

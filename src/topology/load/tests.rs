@@ -249,3 +249,71 @@ fn events_that_windows_are_told_by_are_an_hour_ahead_of_their_records_at_most() 
     assert_eq!(bound("event_time = \".at\"\nmax_ahead = \"5s\"", windows), Some(5_000));
     assert_eq!(bound("event_time = \".at\"\nmax_ahead = \"5s\"", ""), Some(5_000));
 }
+
+const JOIN: &str = r#"
+name = "t"
+max_task_idle = "2s"
+kafka.brokers = "localhost:9092"
+[sources.orders]
+type = "kafka"
+topics = ["orders"]
+[sources.customers]
+type = "kafka"
+topics = ["customers"]
+[transforms.customer]
+type = "table"
+inputs = ["customers"]
+[transforms.joined]
+type = "join"
+inputs = ["orders"]
+table = "customer"
+kind = "left"
+into = "customer"
+KEY
+[transforms.counts]
+type = "aggregate"
+inputs = ["joined"]
+fields.n = "count"
+[sinks.out]
+type = "kafka"
+inputs = ["counts"]
+topic = "out"
+"#;
+
+#[test]
+fn a_join_takes_from_its_table_last_and_its_topics_are_read_together() {
+    let topology = |key: &str| {
+        let loaded = load(&JOIN.replace("KEY", key), "t.toml", &|_| None);
+        loaded.topology.unwrap_or_else(|| panic!("{:#?}", loaded.findings))
+    };
+    let t = topology("");
+    assert_eq!(t.max_task_idle, Duration::from_secs(2));
+    let join = &t.nodes[3];
+    assert_eq!((join.streams().to_vec(), join.table()), (vec![Port { node: NodeId(0), output: 0 }], Some(NodeId(2))));
+    let NodeKind::Join(Join { kind: JoinKind::Left, key: None, into, of_tables: false }) = &join.kind else {
+        panic!("{join:?}")
+    };
+    assert_eq!(into, "customer");
+    let stores = |topology: Topology| {
+        let plan = crate::topology::plan::Plan::new(std::sync::Arc::new(topology));
+        let stores = plan.stores(&plan.stages[0]).into_iter().map(|store| (store.name, store.source, store.readers));
+        (stores.collect::<Vec<_>>(), plan.co_partitioned(&plan.stages[0]))
+    };
+    let text = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    let store = |name: &str, source: &str, readers: &[&str]| (name.to_owned(), source.to_owned(), text(readers));
+    assert_eq!(
+        stores(t),
+        (
+            vec![store("t.customer", "customers", &["orders"]), store("t.counts", "orders", &[])],
+            vec![text(&["customers", "orders"])]
+        )
+    );
+
+    let t = topology("key = \".customer_id\"");
+    let names: Vec<&str> = t.nodes[6..].iter().map(|node| node.name.as_str()).collect();
+    assert_eq!(names, ["joined:repartition", "joined:repartitioned"]);
+    assert_eq!((t.nodes[3].streams()[0].node, t.nodes[3].table()), (NodeId(7), Some(NodeId(2))));
+    assert_eq!(t.nodes[6].inputs, [Port { node: NodeId(0), output: 0 }], "the table does not go through it");
+    let NodeKind::Repartition(Repartition { null_keys: true, .. }) = &t.nodes[6].kind else { panic!() };
+    assert_eq!(stores(t).1, [text(&["customers", "t.joined.repartition"])]);
+}

@@ -33,6 +33,7 @@ pub struct Settings {
     pub instance: Option<String>,
     pub state_dir: Option<PathBuf>,
     pub stores: Stores,
+    pub max_task_idle: Duration,
     pub on_error: OnError,
     pub audit: bool,
 }
@@ -55,6 +56,7 @@ pub fn settings(cx: &mut Cx<'_>, top: &Table<'_>) -> Settings {
         instance: instance(cx, top),
         state_dir: cx.string(top, "state_dir").filter(|dir| !dir.unset).map(|dir| PathBuf::from(dir.value)),
         stores: cx.choice(top, "stores", &[("disk", Stores::Disk), ("memory", Stores::Memory)]).unwrap_or(Stores::Disk),
+        max_task_idle: cx.duration(top, "max_task_idle", Duration::ZERO).unwrap_or(Duration::ZERO),
         on_error: nodes::on_error(cx, top).unwrap_or(OnError::Reject),
         audit: cx.boolean(top, "audit").unwrap_or(false),
     };

@@ -4,6 +4,7 @@ use toml::de::DeValue;
 
 use super::aggregates;
 use super::cx::{Cx, Item, Table, is_hole};
+use super::joins;
 use super::nodes::{Draft, NodeType, check_name};
 use crate::expr::Role;
 use crate::topology::finding::code;
@@ -17,8 +18,10 @@ pub const TYPES: &[NodeType] = &[
     NodeType { word: "flat_map", section: &keys::FLAT_MAP, read: flat_map },
     NodeType { word: "rekey", section: &keys::REKEY, read: rekey },
     NodeType { word: "aggregate", section: &keys::AGGREGATE, read: aggregates::read },
+    NodeType { word: "table", section: &keys::TABLE, read: joins::table },
+    NodeType { word: "join", section: &keys::JOIN, read: joins::read },
 ];
-pub const LATER: &[&str] = &["window", "join", "dedupe", "table"];
+pub const LATER: &[&str] = &["window", "dedupe", "global_table"];
 
 const CONDITION: &str = "a boolean expression, such as condition = '.status != \"cancelled\"'";
 

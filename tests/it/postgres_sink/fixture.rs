@@ -153,6 +153,7 @@ pub fn topology(sink: PostgresSink, tests: Vec<TestCase>) -> Topology {
         membership: Membership::Static,
         instance: None,
         state_dir: None,
+        max_task_idle: std::time::Duration::ZERO,
         stores: Stores::Disk,
         on_error: OnError::Reject,
         audit: false,
