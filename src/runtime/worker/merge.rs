@@ -228,8 +228,15 @@ impl Merge {
 
     /// Every partition was resumed. Answers those that were paused.
     pub(super) fn resumed(&mut self) -> Vec<TopicPartition> {
-        let queues = self.tasks.values_mut().flat_map(|task| &mut task.queues);
-        queues.filter_map(|queue| std::mem::take(&mut queue.paused).then(|| queue.partition.clone())).collect()
+        let mut paused = Vec::new();
+        for queue in self.tasks.values_mut().flat_map(|task| &mut task.queues) {
+            // More may lie there since; the client tells ends again.
+            queue.ended = None;
+            if std::mem::take(&mut queue.paused) {
+                paused.push(queue.partition.clone());
+            }
+        }
+        paused
     }
 
     /// Partitions of which so much waits that they are to be paused, and those that are to be resumed.
@@ -343,6 +350,9 @@ mod tests {
         merge.ended(&tp("table", 3), now);
         assert_eq!(next(&mut merge, now), some("stream", 0));
         push(&mut merge, "stream", 1, 6);
+        merge.ended(&tp("table", 3), now);
+        merge.resumed();
+        assert_eq!(next(&mut merge, now), None, "more may have come while the table was paused");
         merge.assign(&[tp("table", 3)]);
         assert!(!merge.holds(&tp("stream", 3)));
     }

@@ -91,9 +91,9 @@ pub const TABLE: Section = Section {
 pub const JOIN: Section = Section {
     title: "`[transforms.NAME]`, `type = \"join\"`",
     doc: "Gives each record the row of a table that has its key, as a member. Where the input is a `table`, too, a \
-     change of either puts out what both are now, and a null value where nothing is left. The topics of both have as many \
-     partitions, and their records are partitioned alike. Of the two the record with the lowest time goes first. See \
-     [joins.md](joins.md).",
+     change of either puts out what both are now, and a null value where nothing is left. The topics of both have as \
+     many partitions, and their records are partitioned alike. Of the two the record with the lowest time goes first. \
+     See [joins.md](joins.md).",
     keys: &[
         key("type", "`\"join\"`", "required", TYPE),
         INPUTS,

@@ -178,8 +178,9 @@ pub fn topology() -> String {
 fn orders_find_the_row_of_their_time_through_kills() {
     let Some(cluster) = support::broker("kill -9 of a job that joins") else { return };
     let job = job(cluster, "join-kill");
-    // Small transactions, so that many kills meet one.
-    let file = job.file(&topology().replace("[kafka]\n", "batch_records = 20\nworkers = 2\n[kafka]\n"));
+    // Small transactions, so that many kills meet one; little memory, so that an input that runs ahead is paused.
+    let settings = "batch_records = 20\nworkers = 2\nmemory = \"1MiB\"\n[kafka]\n";
+    let file = job.file(&topology().replace("[kafka]\n", settings));
     let count = 30_000;
     produce(&job, base(), 0..count);
     job.kill_at_moments(&file, 4, "in");
