@@ -241,7 +241,10 @@ impl State {
             return Ok(false);
         }
         self.tick_at = now + super::TICK_EVERY;
-        let touched = self.task.tick(&self.progress.positions(), &mut self.chunk)?;
+        let mut positions = self.progress.positions();
+        // Where records wait for their turn it is not quiet.
+        positions.retain(|(partition, _)| !self.merge.holds(partition));
+        let touched = self.task.tick(&positions, &mut self.chunk)?;
         for partition in &touched {
             self.progress.touch(partition);
         }
