@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use crate::bench::probe;
 use crate::drill::auto_commit;
 use crate::error::{Exit, Failure};
+use crate::observe::usage;
 
 mod audit;
 mod bench;
@@ -78,6 +79,7 @@ fn program() -> String {
 
 /// Parses the arguments of the process, runs the command and answers the exit status.
 pub fn main() -> Exit {
+    usage::started();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

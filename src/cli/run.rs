@@ -91,6 +91,7 @@ fn json(report: &Report) -> serde_json::Value {
             "skipped": stage.skipped.get(),
             "lost": stage.lost.get(),
             "transactions": stage.commits.get(),
+            "first_record_seconds": stage.first_record().map(|time| time.as_secs_f64()),
             "busy_seconds": stage.busy().as_secs_f64(),
             "busy_cpu_seconds": stage.busy_cpu().as_secs_f64(),
             "steady": {

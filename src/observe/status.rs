@@ -112,6 +112,11 @@ impl StageStatus {
         self.first.get_or_init(|| (Instant::now(), usage::cpu()));
     }
 
+    /// From the start of the process to the first record, which is processed next; `None` while there was none.
+    pub fn first_record(&self) -> Option<Duration> {
+        self.first.get().map(|(at, _)| at.saturating_duration_since(usage::started()))
+    }
+
     /// A commit was acknowledged, so long after its batch was sealed.
     pub fn committed(&self, after: Duration) {
         self.commits.add(1);

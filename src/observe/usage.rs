@@ -1,9 +1,16 @@
 //! What this process has used of the machine.
 
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
+
+/// When this process started: the first call, which the command line makes before anything else.
+pub fn started() -> Instant {
+    static STARTED: OnceLock<Instant> = OnceLock::new();
+    *STARTED.get_or_init(Instant::now)
+}
 
 /// Time on all cores since the process started, the system's included.
 pub fn cpu() -> Duration {

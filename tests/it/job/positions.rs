@@ -1,6 +1,7 @@
 //! Positions: next offset to read, never redone, never outside the log without a word.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use semel::kafka::Isolation;
 use semel::record::Position;
@@ -37,8 +38,18 @@ fn a_job_restarted_ten_times_at_an_idle_topic_redoes_nothing() {
     let job = Job::new(cluster, "idle", 2);
     let file = job.file(PASS);
     job.produce("in", (0..5).map(|_| value(r#"{"keep":true}"#)));
-    for _ in 0..10 {
-        job.drain(&file);
+    for restarts in 0..10 {
+        let began = Instant::now();
+        let report = job.drain(&file);
+        let stage = &report["stages"][0];
+        match stage["first_record_seconds"].as_f64() {
+            Some(first) => {
+                assert_eq!(restarts, 0, "{report}");
+                let commit = first + stage["busy_seconds"].as_f64().unwrap();
+                assert!(first > 0.0 && commit <= began.elapsed().as_secs_f64(), "{report}");
+            }
+            None => assert!(restarts > 0 && stage["first_record_seconds"].is_null(), "{report}"),
+        }
         assert_eq!(job.read("out").len(), 5);
         assert_eq!(job.positions(&job.name, "in"), [Some(5), Some(0)]);
     }
