@@ -187,10 +187,10 @@ impl Pipeline {
             return input.timestamp;
         }
         let mut event = Event::default();
-        // What is wrong with it is found again when its turn comes.
-        let _ = self.take_in(source, input, &mut event);
+        // What is wrong with it is found again when its turn comes; its time counts for nothing.
+        let taken = self.take_in(source, input, &mut event).is_ok();
         self.pool.reset();
-        event.time_ms.or(input.timestamp)
+        event.time_ms.filter(|_| taken).or(input.timestamp)
     }
 
     /// Rejects a record for a reason that was found outside, such as a refusal by the broker: as `on_error` of the named node

@@ -66,21 +66,13 @@ impl Aggregate {
         place: &mut Place<'_>,
     ) -> Result<Folded, Fault> {
         let mut clock = self.clock(place)?;
-        let before = clock.time;
-        clock.time = before.max(time);
+        clock.time = clock.time.max(time);
         // Sessions that ended before have closed.
         let close = clock.time - gap - window.grace_ms;
         let known = self.group(folding.group, place)?;
         let near = self.near(&known, time, gap, close, folding.group, place)?;
         if near.is_empty() && time < close {
             return Ok(Folded::Late);
-        }
-        if clock.time > before {
-            self.set_clock(clock, place);
-        }
-        if clock.due < close {
-            // The clock tells from where on.
-            self.closing.entry(place.partition).or_insert((Vec::new(), folding.input.offset));
         }
         if !self.evaluate(folding, runtime)? {
             return Ok(Folded::Dropped);
@@ -101,6 +93,11 @@ impl Aggregate {
             return Ok(Folded::Dropped);
         }
         clock.arrivals += 1;
+        // A record that is dropped closes nothing.
+        if clock.due < close {
+            // The clock tells from where on.
+            self.closing.entry(place.partition).or_insert((Vec::new(), folding.input.offset));
+        }
         for session in near.iter().filter(|session| session.start != one.start) {
             self.put(place, &timed(SESSION, session.start, folding.group), None);
             if !self.waits() {

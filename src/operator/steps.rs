@@ -190,8 +190,12 @@ impl Run<'_, '_> {
             Operator::Table(table) => {
                 let record = self.pool.get(slot);
                 let taken = table.take(record, self.input, self.event, self.states, self.chunk)?;
-                let slot = if taken && !takers[0].is_empty() { self.pool.own(slot) } else { slot };
-                self.pool.get_mut(slot).row_of = taken.then_some(table.store());
+                let mut slot = slot;
+                // Others that take the same record do not take a row of this table.
+                if taken && !takers[0].is_empty() {
+                    slot = self.pool.own(slot);
+                    self.pool.get_mut(slot).row_of = Some(table.store());
+                }
                 self.pass(*node, slot, taken.then_some(&takers[0]));
             }
             Operator::Join(join) => {

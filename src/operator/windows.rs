@@ -44,14 +44,7 @@ impl Aggregate {
         if last < open {
             return Ok(Folded::Late);
         }
-        // Those before ended longer ago than the grace.
-        let from = floor(time - size - window.grace_ms, advance) + advance;
-        if from > open {
-            self.set_open(from, time, true, place);
-            self.closing.entry(place.partition).or_insert((ordered(WINDOWED, open).to_vec(), folding.input.offset));
-        } else if window.idle_ms.is_some() && self.aligned_time() < Some(time) {
-            self.set_open(open, time, false, place);
-        }
+        let since = self.aligned_time();
         if !self.evaluate(folding, runtime)? {
             return Ok(Folded::Dropped);
         }
@@ -64,6 +57,14 @@ impl Aggregate {
                 return Ok(Folded::Dropped);
             }
             folded.push((start, revision + 1, cells));
+        }
+        // A record that is dropped moves no time. Windows before `from` ended longer ago than the grace.
+        let from = floor(time - size - window.grace_ms, advance) + advance;
+        if from > open {
+            self.set_open(from, time, true, place);
+            self.closing.entry(place.partition).or_insert((ordered(WINDOWED, open).to_vec(), folding.input.offset));
+        } else if window.idle_ms.is_some() && since < Some(time) {
+            self.set_open(open, time, false, place);
         }
         for (start, revision, cells) in folded {
             let key = windowed(start, folding.group);

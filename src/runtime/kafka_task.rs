@@ -296,8 +296,13 @@ impl Task for KafkaTask {
         crash::at(Point::AfterApply);
     }
 
+    fn quiet_anew(&mut self) {
+        self.state.quiet.clear();
+    }
+
     fn abandon(&mut self) {
         self.pipeline.abandon();
+        self.state.quiet.clear();
     }
 
     fn close(&mut self, _wait: Duration) {

@@ -12,6 +12,7 @@ use crate::kafka::{Admin, At, CommittedWith, Group, Isolation, Member};
 use crate::record::{Position, TopicPartition};
 use crate::runtime::job_topic::{JobTopic, Kept, Memory, Note};
 use crate::runtime::preflight::{Problem, StageTopics, asked};
+use crate::runtime::reset;
 use crate::topology::meaning::{Meaning, changed};
 use crate::topology::plan::{CHANGELOG, Plan, PlannedStore, Stage};
 use crate::topology::spec::NodeKind;
@@ -255,7 +256,8 @@ fn states(plan: &Plan, stage: &Stage, memory: &Memory) -> Vec<Note> {
     new.map(|(node, kept)| Note::store(&stage.name, &node, &kept)).collect()
 }
 
-/// Tables that would be made of part of their topic: their state is new, and the group's positions are not at its beginning.
+/// Tables that would lack rows: their state is new, and the group has read part of their topic, or what an aggregate told
+/// before.
 fn lacking(
     plan: &Plan,
     stage: &Stage,
@@ -264,6 +266,7 @@ fn lacking(
     admin: &Admin,
 ) -> Result<Vec<String>, Failure> {
     let is_new = |store: &PlannedStore| memory.changelogs(&stage.name).all(|(known, _)| known != store.changelog);
+    let (of_topics, begins_anew) = (reset::tables(plan, stage), memory.changelogs(&stage.name).next().is_none());
     let is_table = |store: &PlannedStore| matches!(plan.topology.nodes[store.node.0].kind, NodeKind::Table);
     let mut problems = Vec::new();
     for store in plan.stores(stage).iter().filter(|store| is_table(store) && is_new(store)) {
@@ -273,18 +276,29 @@ fn lacking(
         if question.is_empty() {
             continue;
         }
+        if !of_topics.contains(&store.source) {
+            // An aggregate that begins anew, too, tells of every key again.
+            if !begins_anew && at.iter().any(|(_, at)| *at > Position(0)) {
+                problems.push(lacks(plan, stage, store));
+            }
+            continue;
+        }
         let begins = admin.offsets(&question, Isolation::ReadCommitted);
         let begins = begins.map_err(|e| asked(&e, &format!("cannot look at topic {:?}", store.source)))?;
         let begins: BTreeMap<_, _> = begins.into_iter().collect();
         if at.iter().any(|(partition, at)| begins.get(partition).copied().flatten().is_some_and(|begin| *at > begin)) {
-            problems.push(format!(
-                "table {} is new, and group {} has read part of topic {:?}, whose rows it would lack: semel reset {} begins \
-                 anew, with all state cleared",
-                plan.topology.nodes[store.node.0].name, stage.group, store.source, plan.topology.file
-            ));
+            problems.push(lacks(plan, stage, store));
         }
     }
     Ok(problems)
+}
+
+fn lacks(plan: &Plan, stage: &Stage, store: &PlannedStore) -> String {
+    format!(
+        "table {} is new, and group {} has read part of topic {:?}, whose rows it would lack: semel reset {} begins anew, \
+         with all state cleared",
+        plan.topology.nodes[store.node.0].name, stage.group, store.source, plan.topology.file
+    )
 }
 
 /// Members of a stage's group that are not the stage's: they would take partitions and leave their records unprocessed.

@@ -10,6 +10,7 @@ use crate::chunk::{Target, TargetId};
 use crate::error::{Disposition, Failure};
 use crate::kafka::{Admin, At, Error, Isolation, TopicInfo};
 use crate::record::TopicPartition;
+use crate::store::KEPT;
 use crate::topology::plan::{Plan, PlannedStore, Stage, StageKind};
 use crate::topology::spec::{CreateTopic, Guarantee, Node, NodeId, NodeKind, Source, Start, Topology};
 use crate::topology::{REPLAY_WINDOW, duration_text};
@@ -99,6 +100,7 @@ pub fn topics(plan: &Plan, stages: &[&Stage], admin: &Admin) -> Result<Vec<Stage
     infos.extend(describe(admin, &retries)?);
     for stage in stages {
         infos.extend(repartitions(plan, stage, &infos, admin)?);
+        refuse(topology, parted(plan, stage, &infos))?;
     }
     let changelogs = stages.iter().flat_map(|stage| plan.stores(stage));
     let changelogs = changelogs.map(|store| changelog(&store, &infos, admin)).collect::<Result<Vec<_>, _>>()?;
@@ -231,12 +233,15 @@ fn repartitions(
     let mut made = Vec::new();
     for id in nodes {
         let Some(topic) = plan.topology.repartition(*id) else { continue };
-        let sources = plan.topology.sources_of(*id).flat_map(|source| &source.topics);
+        let with = plan.co_partitioned(stage).into_iter().find(|group| group.contains(&topic));
+        let with = with.unwrap_or_else(|| vec![topic.clone()]);
+        // Repartitions that are joined are as wide as the widest source of any.
+        let writers =
+            nodes.iter().filter(|id| plan.topology.repartition(**id).is_some_and(|topic| with.contains(&topic)));
+        let sources = writers.flat_map(|id| plan.topology.sources_of(*id)).flat_map(|source| &source.topics);
         let read: Vec<&TopicInfo> = sources.filter_map(|topic| infos.get(topic)).collect();
         let widest = read.iter().map(|info| info.partitions).max().unwrap_or(1);
-        let with = plan.co_partitioned(stage).into_iter().find(|group| group.contains(&topic)).unwrap_or_default();
-        let joined = with.iter().find_map(|topic| infos.get(topic)).map(|info| info.partitions);
-        let partitions = joined.unwrap_or(widest);
+        let partitions = with.iter().find_map(|topic| infos.get(topic)).map_or(widest, |info| info.partitions);
         let largest = read.iter().map(|info| info.max_message_bytes).max().unwrap_or(1 << 20);
         let info = admin
             .unread_topic(&topic, partitions, largest.max(1 << 20))
@@ -254,7 +259,12 @@ fn changelog(
 ) -> Result<(String, TopicInfo), Failure> {
     let PlannedStore { changelog, source, .. } = store;
     // The segment that is written is never compacted: by the broker's default a gigabyte, mostly of windows that are gone.
-    let config = [("cleanup.policy", "compact".to_owned()), ("segment.bytes", (50 << 20).to_string())];
+    let config = [
+        ("cleanup.policy", "compact".to_owned()),
+        ("segment.bytes", (50 << 20).to_string()),
+        // Files that are gone on with know nothing of tombstones that are gone.
+        ("delete.retention.ms", (2 * KEPT.as_millis()).to_string()),
+    ];
     let info = admin
         .internal_topic(changelog, infos[source].partitions, &config)
         .map_err(|e| asked(&e, &format!("cannot create the changelog {changelog:?}")))?;

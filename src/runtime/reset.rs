@@ -240,7 +240,7 @@ fn fits(plan: &Plan, stages: &[&Stage], positions: &Positions) -> Result<(), Fai
 }
 
 /// The topics that tables are made of. What an aggregate tells begins anew with the aggregate.
-fn tables(plan: &Plan, stage: &Stage) -> Vec<String> {
+pub fn tables(plan: &Plan, stage: &Stage) -> Vec<String> {
     let nodes = &plan.topology.nodes;
     let of_topic = |mut id: NodeId| {
         while !matches!(nodes[id.0].kind, NodeKind::Source(_)) {

@@ -83,6 +83,9 @@ pub trait Task: Send {
         false
     }
 
+    /// The worker could not read for a while: no partition is known to be quiet.
+    fn quiet_anew(&mut self) {}
+
     /// Does what time brings about, every now and then between records, given where each partition stands. Outputs go into
     /// `chunk`; answers the partitions that they are of, so that the transaction holds their positions though no record moved
     /// them.

@@ -24,7 +24,7 @@ use crate::record::{Position, TopicPartition};
 /// The format byte of checkpoints.
 const FORMAT: u8 = 2;
 /// Partitions that were with another process for so long are restored in full when they come back.
-const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+pub const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 const CHECKPOINTS: &str = "checkpoints";
 /// Blocks of files that are kept in memory, for the whole database.
 const CACHE: u64 = 16 << 20;
@@ -130,7 +130,12 @@ impl Disk {
         let name = guard.name.clone();
         let mut keyspace = self.database.keyspace(&name, options)?;
         let checkpoint = self.checkpoints.get(&name)?.and_then(|bytes| Checkpoint::decode(&bytes));
-        let fits = |at: &Checkpoint| at.id == id && at.stamp == stamp && at.bound >= low && at.bound <= high;
+        // What was deleted meanwhile is told by tombstones that the changelog keeps for twice as long. A clock that went back
+        // tells no age.
+        let (now, skew) = (now(), Duration::from_secs(60));
+        let young = |at: &Checkpoint| at.time <= now + skew && now < at.time + KEPT;
+        let fits =
+            |at: &Checkpoint| at.id == id && at.stamp == stamp && at.bound >= low && at.bound <= high && young(at);
         let bound = checkpoint.filter(fits).map(|at| at.bound);
         if bound.is_none() {
             self.delete(&name, keyspace)?;
@@ -392,6 +397,23 @@ mod tests {
         assert_eq!(part(&Disk::open(folder.path()).unwrap()).bound, Some(Position(40)));
         assert_eq!(after(8), [""; 0]);
         assert_eq!(part(&Disk::open(folder.path()).unwrap()).bound, None);
+    }
+
+    /// Another process may have deleted keys whose tombstones are gone by now.
+    #[test]
+    fn files_that_are_old_or_of_a_time_to_come_are_not_gone_on_with() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Disk::open(folder.path()).unwrap();
+        let bound_of_a_checkpoint_at = |time: Duration| {
+            part(&disk).apply(writes(&[(b"a", b"1")]), Some(Position(40)));
+            let checkpoint = Checkpoint { id: Uuid::from_u128(7), stamp: STAMP, bound: Position(40), time };
+            disk.checkpoints.insert("t.n.changelog-2", checkpoint.encode()).unwrap();
+            part(&disk).bound
+        };
+        let day = Duration::from_secs(24 * 3600);
+        assert_eq!(bound_of_a_checkpoint_at(now() - 6 * day), Some(Position(40)));
+        assert_eq!(bound_of_a_checkpoint_at(now() - 8 * day), None);
+        assert_eq!(bound_of_a_checkpoint_at(now() + day), None);
     }
 
     #[test]

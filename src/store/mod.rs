@@ -5,5 +5,5 @@ mod disk;
 mod restore;
 
 pub use bounds::Bounds;
-pub use disk::{Disk, DiskPart};
+pub use disk::{Disk, DiskPart, KEPT};
 pub use restore::{Changelog, Restored, Restoring};

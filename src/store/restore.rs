@@ -21,6 +21,8 @@ use crate::store::disk::{Disk, DiskPart};
 
 /// Nothing comes for so long while an open transaction holds the rest back.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How often a reader hears nothing for so long before another one takes its place.
+const IDLES: u32 = 30;
 const PAUSE: Duration = Duration::from_millis(200);
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
@@ -193,12 +195,15 @@ impl Restore {
         let is_cancelled = || cancelled.load(Ordering::Relaxed);
         // A transaction is open, or one that was aborted is longer than what is read in so long: beginning again would never
         // get past it.
+        let mut idles = 0;
         let idle = |error: Error| {
             if is_cancelled() {
                 return Err(Problem::Failure(self::cancelled()));
             }
             say(quiet_until, &range.partition, &error);
-            Ok(())
+            // A client whose picture of the cluster went wrong finds nothing any more: another one begins.
+            idles += 1;
+            if idles < IDLES { Ok(()) } else { Err(error.into()) }
         };
         let take = |input: &Input<'_>| {
             if is_cancelled() {

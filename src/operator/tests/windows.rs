@@ -466,6 +466,24 @@ fn an_event_far_past_its_record_is_rejected_and_closes_nothing() {
 }
 
 #[test]
+fn a_record_that_a_field_drops_moves_no_time_and_closes_nothing() {
+    for window in [hopping(10, 5, 5), session(4, 2)] {
+        let sum = [("sum", Function::Sum, Some("if .v == null { abort }\n.v"))];
+        let mut rig = Build::new()
+            .source("in", Format::Json, None, Some(".at"))
+            .aggregate("w", "in", &sum)
+            .window(on_close(window))
+            .sink("out", &["w"], None)
+            .run();
+        let mut process = |value: &str| rig.process(&input("in", Some("a"), Some(value))).unwrap();
+        assert_eq!(process(r#"{"at":7,"v":1}"#), Outcome::Kept);
+        process(r#"{"at":1000}"#);
+        assert_eq!(process(r#"{"at":8,"v":1}"#), Outcome::Kept, "{window:?}");
+        assert_eq!(rig.outs().iter().filter(|out| out.0 == "out").count(), 0, "{window:?}");
+    }
+}
+
+#[test]
 fn a_partition_without_records_closes_its_windows_as_time_goes_on() {
     for (window, last, over) in [(hopping(10, 5, 5), 10, 15), (session(4, 2), 7, 14)] {
         let window = Window { idle_ms: Some(1_000), ..on_close(window) };

@@ -247,6 +247,8 @@ impl Merge {
         for queue in self.tasks.values_mut().flat_map(|task| &mut task.queues) {
             if !queue.paused && queue.bytes > limit {
                 queue.paused = true;
+                // What is written from now on is not delivered before it goes on.
+                queue.ended = None;
                 full.push(queue.partition.clone());
             } else if queue.paused && queue.bytes <= limit / 2 {
                 queue.paused = false;
@@ -262,6 +264,12 @@ impl Merge {
             .place(&partition.topic)
             .and_then(|(group, at)| self.tasks.get(&(group, partition.partition)).map(|task| &task.queues[at]));
         queue.is_some_and(|queue| !queue.records.is_empty())
+    }
+
+    /// Whether nothing of a partition's task is with another member.
+    pub(super) fn is_whole(&self, partition: &TopicPartition) -> bool {
+        let task = self.place(&partition.topic).and_then(|(group, _)| self.tasks.get(&(group, partition.partition)));
+        task.is_none_or(|task| task.queues.iter().all(|queue| queue.here))
     }
 
     /// Partitions whose task has a part that is none of these.
@@ -355,6 +363,21 @@ mod tests {
         assert_eq!(next(&mut merge, now), None, "more may have come while the table was paused");
         merge.assign(&[tp("table", 3)]);
         assert!(!merge.holds(&tp("stream", 3)));
+    }
+
+    #[test]
+    fn the_end_of_an_input_that_is_paused_is_waited_for_anew() {
+        let (mut merge, now) = (merge(0), Instant::now());
+        merge.assign(&[tp("stream", 3), tp("table", 3)]);
+        (0..20_000).for_each(|offset| push(&mut merge, "table", offset, offset));
+        merge.ended(&tp("table", 3), now);
+        assert_eq!(merge.flow().0, [tp("table", 3)]);
+        push(&mut merge, "stream", 0, 1_000_000);
+        while let Some((topic, _)) = next(&mut merge, now) {
+            assert_eq!(topic, "table", "rows that were written since may be older");
+        }
+        merge.ended(&tp("table", 3), now);
+        assert_eq!(next(&mut merge, now), some("stream", 0));
     }
 
     #[test]

@@ -240,10 +240,14 @@ impl State {
         if now < self.tick_at || !self.task.has_timers() {
             return Ok(false);
         }
+        // A worker that could not read on knows of no partition that it is quiet.
+        if now >= self.tick_at + super::PATIENCE {
+            self.task.quiet_anew();
+        }
         self.tick_at = now + super::TICK_EVERY;
         let mut positions = self.progress.positions();
-        // Where records wait for their turn it is not quiet.
-        positions.retain(|(partition, _)| !self.merge.holds(partition));
+        // Where records wait for their turn it is not quiet; and what windows are joined with may be elsewhere.
+        positions.retain(|(partition, _)| !self.merge.holds(partition) && self.merge.is_whole(partition));
         let touched = self.task.tick(&positions, &mut self.chunk)?;
         for partition in &touched {
             self.progress.touch(partition);
