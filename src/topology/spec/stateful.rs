@@ -34,6 +34,7 @@ pub struct Window {
     pub idle_ms: Option<i64>,
 }
 
+/// How times are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowKind {
     /// Of one length; one begins every `advance_ms` since 1970. Tumbling ones begin where the one before ends.
@@ -58,6 +59,7 @@ pub enum Late {
     Reject,
 }
 
+/// A member of what an aggregate puts out.
 #[derive(Clone, Debug)]
 pub struct Field {
     pub name: String,
