@@ -47,7 +47,7 @@ impl EventId {
     /// state. `cause` is the event that caused it: state that begins anew at another record counts its revisions from 1 again.
     /// `time_ms` is the event's declared time.
     pub fn of_state(store: &str, key: &[u8], revision: u64, cause: Identity, time_ms: Option<i64>) -> EventId {
-        let cause = cause.id().unwrap_or(EventId(Uuid::nil()));
+        let cause = cause.or_nil();
         let parts = [store.as_bytes(), key, &revision.to_be_bytes(), cause.0.as_bytes()];
         EventId(shaped(hash("state", &parts), time_ms))
     }
@@ -137,6 +137,11 @@ impl Identity {
             Identity::Known(id) => Some(id),
             Identity::Place(topic, partition, offset) => Some(EventId::at(topic, partition, offset)),
         }
+    }
+
+    /// The nil id where there is none.
+    pub fn or_nil(self) -> EventId {
+        self.id().unwrap_or(EventId(Uuid::nil()))
     }
 }
 

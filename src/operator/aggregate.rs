@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use crate::chunk::{Chunk, Target, TargetId};
+use crate::chunk::Chunk;
 use crate::expr::{Body, Fault, Metadata, Program, Runtime};
 use crate::ids::{EventId, Identity};
 use crate::json::{unwritable, write, write_string};
@@ -15,9 +15,9 @@ use crate::record::{Input, Offset};
 use crate::topology::spec::{self, AggregateTombstones, Emit, Field, Format, Function, Late, WindowKind};
 
 use super::Record;
+use super::changelog::Changelog;
 use super::coding::{Coded, put_number};
 use super::fold::{Cell, Refusal};
-use super::sink::record_size;
 use super::source::Event;
 use super::state::{States, StoreId};
 use super::time::rfc3339;
@@ -35,7 +35,7 @@ pub(super) struct Aggregate {
     /// `<topology>.<node>`, part of the ids of its updates.
     pub(super) name: String,
     pub(super) spec: spec::Aggregate,
-    changelog: (TargetId, Target),
+    changelog: Changelog,
     pub(super) stamp: Stamp,
     /// The value that was read last.
     pub(super) state: Vec<u8>,
@@ -97,12 +97,7 @@ pub(super) struct Folding<'a> {
 }
 
 impl Aggregate {
-    pub(super) fn new(
-        store: StoreId,
-        name: String,
-        spec: &spec::Aggregate,
-        changelog: (TargetId, Target),
-    ) -> Aggregate {
+    pub(super) fn new(store: StoreId, name: String, spec: &spec::Aggregate, changelog: Changelog) -> Aggregate {
         Aggregate {
             store,
             name,
@@ -200,7 +195,7 @@ impl Aggregate {
 
     /// The topic that its state is restored from.
     pub(super) fn changelog(&self) -> Arc<str> {
-        Arc::clone(&self.changelog.1.topic)
+        Arc::clone(&self.changelog.target.topic)
     }
 
     /// Whether windows are put out once, when they close.
@@ -307,8 +302,8 @@ impl Aggregate {
     /// Writes the time of partitions that moved to the changelog: once a batch.
     pub(super) fn tell_time(&mut self, states: &mut States, chunk: &mut Chunk) {
         for partition in std::mem::take(&mut self.moved) {
-            if states.read(self.store, partition, &CLOCK, &mut self.state) == Some(true) {
-                self.log(partition, &CLOCK, Some(&self.state), chunk);
+            if states.read(self.store, partition, &CLOCK, &mut self.state) == Ok(true) {
+                self.changelog.put(partition, &CLOCK, Some(&self.state), chunk);
             }
         }
     }
@@ -338,17 +333,13 @@ impl Aggregate {
     /// `retry`: another worker has the state.
     pub(super) fn get(&mut self, place: &Place<'_>, key: &[u8]) -> Result<bool, Fault> {
         let Place { states, partition, .. } = place;
-        states.read(self.store, *partition, key, &mut self.state).ok_or_else(|| elsewhere(*partition))
+        states.read(self.store, *partition, key, &mut self.state)
     }
 
     /// Writes a key to state and changelog; none removes it.
     pub(super) fn put(&self, place: &mut Place<'_>, key: &[u8], value: Option<&[u8]>) {
-        self.log(place.partition, key, value, place.chunk);
+        self.changelog.put(place.partition, key, value, place.chunk);
         place.states.write(self.store, place.partition, key, value);
-    }
-
-    fn log(&self, partition: i32, key: &[u8], value: Option<&[u8]>, chunk: &mut Chunk) {
-        put(&self.changelog, partition, key, value, chunk);
     }
 
     /// Revision and cells of a key.
@@ -385,14 +376,7 @@ impl Aggregate {
     /// # Errors
     /// `too-large` for the changelog.
     pub(super) fn put_state(&mut self, key: &[u8], place: &mut Place<'_>) -> Result<(), Fault> {
-        let Target { topic, max_message_bytes, .. } = &self.changelog.1;
-        let size = record_size(key.len(), self.state.len());
-        if size > *max_message_bytes {
-            let message = format!(
-                "the state of the key takes {size} bytes, the topic `{topic}` takes {max_message_bytes} (max.message.bytes)"
-            );
-            return Err(Fault::new("too-large", message));
-        }
+        self.changelog.check("the state of the key", key, Some(&self.state))?;
         self.put(place, key, Some(&self.state));
         Ok(())
     }
@@ -489,19 +473,6 @@ pub(super) enum Folded {
     Late,
 }
 
-pub(super) fn elsewhere(partition: i32) -> Fault {
-    let message =
-        format!("the state of partition {partition} is not here; replay it while one worker has all partitions");
-    Fault::new("retry", message)
-}
-
-/// Writes to the changelog.
-pub(super) fn put((id, _): &(TargetId, Target), partition: i32, key: &[u8], value: Option<&[u8]>, chunk: &mut Chunk) {
-    let mut out = chunk.push(*id);
-    out.partition(partition).key(Some(key)).value(value);
-    out.finish();
-}
-
 /// Writes what an expression gives as JSON: of a top-level member its text as it stands. False if it aborted.
 fn json_text(
     program: &Program,
@@ -522,13 +493,7 @@ fn both(field: &Field, cell: &Cell, record: &Record) -> Result<Body, Fault> {
     let mut acc = Vec::new();
     cell.write(field.function, &mut acc);
     let mut value = Vec::new();
-    record.body.encode(&mut value);
-    if record.body.json().is_none() {
-        let plain = String::from_utf8(value)
-            .map_err(|_| Fault::new("field", "a reduction takes no bytes that are not UTF-8"))?;
-        value = Vec::new();
-        write_string(&plain, &mut value);
-    }
+    record.write_json("a reduction takes no bytes that are not UTF-8", &mut value)?;
     pair(&acc, "value", &value)
 }
 

@@ -7,10 +7,9 @@ use crate::record::Input;
 use crate::topology::spec::{self, JoinKind};
 
 use super::Record;
-use super::aggregate::elsewhere;
 use super::source::Event;
 use super::state::{States, StoreId};
-use super::table::{Row, row_key};
+use super::table::{find, row_key};
 
 #[derive(Clone, Debug)]
 pub(super) struct Join {
@@ -58,26 +57,24 @@ impl Join {
         let Some(json) = record.body.json() else {
             return Err(Fault::new("field", "the value is no JSON object, and the row becomes a member of it"));
         };
-        let found = match record.key(input) {
+        let row = match record.key(input) {
             Some(key) => {
                 row_key(key, &mut self.key);
-                let found = states.read(self.table, input.partition, &self.key, &mut self.row);
-                found.ok_or_else(|| elsewhere(input.partition))?
+                find(states, self.table, input.partition, &self.key, &mut self.row)?
             }
-            None if self.kind != JoinKind::Inner => false,
+            None if self.kind != JoinKind::Inner => None,
             None => return Err(Fault::new("null-key", "the key is null: no row can be its")),
         };
-        if !found && self.kind == JoinKind::Inner {
+        if row.is_none() && self.kind == JoinKind::Inner {
             return Ok(Joined::Alone);
         }
-        let row = found.then(|| Row::decode(&self.row).expect("what is restored has the stamp of a table"));
         begin(Some(json), &self.into, &mut self.output);
         match &row {
             Some(row) => row.write(&mut self.output)?,
             None => self.output.extend_from_slice(b"null"),
         }
         self.output.push(b'}');
-        let id = record.identity(event).id().unwrap_or_else(|| EventId::from_bytes([0; 16]));
+        let id = record.identity(event).or_nil();
         Ok(Joined::Record(id.joined(&self.name, row.and_then(|row| row.id))))
     }
 

@@ -2,16 +2,15 @@
 
 use crate::expr::Fault;
 use crate::ids::EventId;
-use crate::json::{JsonBody, write_string};
+use crate::json::JsonBody;
 use crate::record::Input;
 use crate::topology::spec::{self, JoinKind};
 
 use super::Record;
-use super::aggregate::elsewhere;
 use super::join::begin;
 use super::source::Event;
 use super::state::{States, StoreId};
-use super::table::{Row, row_key};
+use super::table::{NOT_UTF8, find, row_key};
 
 #[derive(Clone, Debug)]
 pub(super) struct JoinTables {
@@ -67,8 +66,8 @@ impl JoinTables {
         let of_right = record.row_of == Some(self.right);
         let other = if of_right { self.left } else { self.right };
         row_key(record.key(input).unwrap_or_default(), &mut self.key);
-        let found = states.read(other, input.partition, &self.key, &mut self.row);
-        let found = found.ok_or_else(|| elsewhere(input.partition))?;
+        let row = find(states, other, input.partition, &self.key, &mut self.row)?;
+        let found = row.is_some();
         let is_there = !record.body.is_null();
         let (left, right) = if of_right { (found, is_there) } else { (is_there, found) };
         let (exists, existed) = match self.kind {
@@ -76,9 +75,7 @@ impl JoinTables {
             JoinKind::Left => (left, found || !of_right),
             JoinKind::Outer => (left || right, true),
         };
-        let row = found.then(|| Row::decode(&self.row).expect("what is restored has the stamp of a table"));
-        let id = record.identity(event).id().unwrap_or_else(|| EventId::from_bytes([0; 16]));
-        let id = id.joined(&self.name, row.as_ref().and_then(|row| row.id));
+        let id = record.identity(event).or_nil().joined(&self.name, row.as_ref().and_then(|row| row.id));
         if !exists {
             return Ok(if existed { Changed::Gone(id) } else { Changed::Nothing });
         }
@@ -100,13 +97,7 @@ impl JoinTables {
         }
         match row {
             Some(row) if !of_right => row.write(&mut self.output)?,
-            _ if of_right && record.body.json().is_some() => record.body.encode(&mut self.output),
-            _ if of_right && is_there => {
-                let mut text = Vec::new();
-                record.body.encode(&mut text);
-                let text = std::str::from_utf8(&text);
-                write_string(text.map_err(|_| Fault::new("field", "the row is not UTF-8"))?, &mut self.output);
-            }
+            _ if of_right && is_there => record.write_json(NOT_UTF8, &mut self.output)?,
             _ => self.output.extend_from_slice(b"null"),
         }
         self.output.push(b'}');

@@ -1,6 +1,7 @@
 //! The operators of a Kafka stage, and the pipeline that runs a record through them: whole, or rejected whole.
 
 mod aggregate;
+mod changelog;
 mod closing;
 mod coding;
 mod counts;

@@ -16,6 +16,7 @@ use crate::topology::plan::{Plan, PlannedStore, StageKind};
 use crate::topology::spec::{self, Node, NodeId, NodeKind, OnError, Port, Repartition, Topology};
 
 use super::aggregate::{Aggregate, Stamp, stamp};
+use super::changelog::Changelog;
 use super::closing::CLOSE_AT_ONCE;
 use super::coding::{Coded, put_number};
 use super::filter::Filter;
@@ -119,11 +120,7 @@ impl Pipeline {
             NodeKind::Table => Some(table::STAMP),
             _ => None,
         });
-        let changelog = |store: &PlannedStore| {
-            let at = environment.targets.iter().position(|target| *target.topic == *store.changelog)?;
-            Some(TargetId(at as u32))
-        };
-        let changelogs = stores.iter().map(changelog).collect();
+        let changelogs = stores.iter().map(|store| Some(target(&environment, &store.changelog)?.0)).collect();
         let sources = sources
             .iter()
             .map(|id| Ok((*id, source(topology, *id, &environment)?, takers(topology, *id, 0, nodes))))
@@ -514,12 +511,18 @@ fn store<'s>(
     id: NodeId,
     stores: &'s [PlannedStore],
     environment: &Environment,
-) -> Result<(StoreId, &'s str, (TargetId, Target)), Failure> {
+) -> Result<(StoreId, &'s str, Changelog), Failure> {
     let store = stores.iter().position(|store| store.node == id).expect("a node with state has a store");
     let PlannedStore { name, changelog, .. } = &stores[store];
-    let found = environment.targets.iter().position(|target| *target.topic == **changelog);
-    let at = found.ok_or_else(|| Failure::refused(format!("the changelog `{changelog}` is unknown")))?;
-    Ok((StoreId(store), name, (TargetId(at as u32), environment.targets[at].clone())))
+    let found = target(environment, changelog);
+    let (id, target) = found.ok_or_else(|| Failure::refused(format!("the changelog `{changelog}` is unknown")))?;
+    Ok((StoreId(store), name, Changelog { id, target: target.clone() }))
+}
+
+/// What the stage knows of a topic that it writes.
+fn target<'e>(environment: &'e Environment, topic: &str) -> Option<(TargetId, &'e Target)> {
+    let at = environment.targets.iter().position(|target| *target.topic == *topic)?;
+    Some((TargetId(at as u32), &environment.targets[at]))
 }
 
 fn kafka_sink(
@@ -529,15 +532,14 @@ fn kafka_sink(
     key: Option<Program>,
     environment: &Environment,
 ) -> Result<Sink, Failure> {
-    let found = environment.targets.iter().position(|target| *target.topic == *topic);
-    let Some(at) = found else {
+    let Some((id, target)) = target(environment, topic) else {
         return Err(Failure::refused(format!("sink `{}`: the topic `{topic}` is unknown", node.name)));
     };
     Ok(Sink {
         ids: Deriver::new(&topology.name, &node.name),
         key,
-        id: TargetId(at as u32),
-        target: environment.targets[at].clone(),
+        id,
+        target: target.clone(),
         now_ms: environment.clock.now_ms(),
         clock: environment.clock.clone(),
         audit: topology.audit.then(|| topology.name.as_str().into()),

@@ -2,11 +2,18 @@
 
 use crate::expr::{Body, Fault};
 use crate::ids::{EventId, Identity};
+use crate::json::write_string;
 use crate::record::Input;
 use crate::topology::spec::Format;
 
 use super::source::Event;
 use super::state::StoreId;
+
+/// Writes text as a JSON string, or refuses with that message what is not UTF-8.
+pub(super) fn write_text(text: &[u8], refused: &str, out: &mut Vec<u8>) -> Result<(), Fault> {
+    write_string(std::str::from_utf8(text).map_err(|_| Fault::new("field", refused))?, out);
+    Ok(())
+}
 
 /// A record on its way: value and key. The rest is its input's.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +55,20 @@ impl Record {
     pub(super) fn become_update(&mut self, json: &[u8], id: EventId) -> Result<(), Fault> {
         self.id = Some(id);
         self.body.decode(Format::Json, Some(json)).map_err(|fault| Fault::new("field", fault.message))
+    }
+
+    /// Writes the value as JSON: an object as it stands, text as a string.
+    ///
+    /// # Errors
+    /// `field`, with that message: it is not UTF-8.
+    pub(super) fn write_json(&self, refused: &str, out: &mut Vec<u8>) -> Result<(), Fault> {
+        if self.body.json().is_some() {
+            self.body.encode(out);
+            return Ok(());
+        }
+        let mut text = Vec::new();
+        self.body.encode(&mut text);
+        write_text(&text, refused, out)
     }
 
     /// The id of an update; none of what is its input's event.

@@ -146,7 +146,7 @@ impl Aggregate {
     }
 
     /// Ends the next sessions that have closed, so many at most, and answers what is put out of them: in the order of their
-    /// ends, then of their keys. The third says whether there may be more.
+    /// ends, then of their keys. The second says whether there may be more.
     pub(super) fn close_sessions(
         &mut self,
         gap: i64,
@@ -248,7 +248,7 @@ impl Aggregate {
     }
 
     fn group(&mut self, name: &str, place: &Place<'_>) -> Result<Group, Fault> {
-        if !self.get(place, &[&[GROUP], name.as_bytes()].concat())? {
+        if !self.get(place, &grouped(name))? {
             return Ok(Group { due: i64::MAX, starts: Vec::new() });
         }
         let times = self.state.strip_prefix(&self.stamp).unwrap_or_default().chunks_exact(8);
@@ -277,7 +277,7 @@ impl Aggregate {
                 self.put(place, &timed(DUE, due, name), Some(&self.stamp));
             }
         }
-        let key = [&[GROUP], name.as_bytes()].concat();
+        let key = grouped(name);
         let Some(Group { due, starts }) = group else {
             self.put(place, &key, None);
             return Ok(());
@@ -316,6 +316,10 @@ impl Aggregate {
         let key = [&timed(SESSION, session.start, name)[..], &session.end.to_be_bytes()].concat();
         EventId::of_state(&self.name, &key, revision, cause, time_ms)
     }
+}
+
+fn grouped(name: &str) -> Vec<u8> {
+    [&[GROUP], name.as_bytes()].concat()
 }
 
 fn owned((time, name): (i64, &str)) -> (i64, String) {

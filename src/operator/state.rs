@@ -7,6 +7,7 @@ use std::mem;
 use std::ops::Bound;
 
 use crate::commit::progress::BatchId;
+use crate::expr::Fault;
 use crate::record::Position;
 
 /// What batches wrote: keys with their whole values; none where a key was removed. In order, since windows are looked for by
@@ -73,6 +74,13 @@ fn between<'m, V>(
     map.range::<[u8], _>((Bound::Included(from), Bound::Excluded(below)))
 }
 
+/// What is wrong with a record whose state another worker has.
+pub(super) fn elsewhere(partition: i32) -> Fault {
+    let message =
+        format!("the state of partition {partition} is not here; replay it while one worker has all partitions");
+    Fault::new("retry", message)
+}
+
 /// A store of the stage: its place in the plan's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoreId(pub usize);
@@ -126,12 +134,16 @@ impl States {
         self.stores[store.0].get(&partition).is_some_and(|part| !part.doubtful)
     }
 
-    /// Writes the newest value of a key to `out`; false where there is none. `None`: the state is not there, or doubtful.
-    pub(super) fn read(&self, store: StoreId, partition: i32, key: &[u8], out: &mut Vec<u8>) -> Option<bool> {
+    /// Writes the newest value of a key to `out`; false where there is none.
+    ///
+    /// # Errors
+    /// `retry`: the state is another worker's, or doubtful.
+    pub(super) fn read(&self, store: StoreId, partition: i32, key: &[u8], out: &mut Vec<u8>) -> Result<bool, Fault> {
         out.clear();
-        let part = self.stores[store.0].get(&partition).filter(|part| !part.doubtful)?;
+        let part = self.stores[store.0].get(&partition).filter(|part| !part.doubtful);
+        let part = part.ok_or_else(|| elsewhere(partition))?;
         let staged = part.open.get(key).or_else(|| part.sealed.iter().rev().find_map(|(_, writes)| writes.get(key)));
-        Some(match staged {
+        Ok(match staged {
             Some(Some(value)) => {
                 out.extend_from_slice(value);
                 true
@@ -311,7 +323,7 @@ mod tests {
         states.hold(STORE, 3, Box::new(Memory::default()));
         assert!(states.is_held(STORE, 3));
         states.release(STORE, 3);
-        assert_eq!(states.read(STORE, 3, b"a", &mut Vec::new()), None);
+        assert_eq!(states.read(STORE, 3, b"a", &mut Vec::new()), Err(elsewhere(3)));
     }
 
     #[test]

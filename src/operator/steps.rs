@@ -2,6 +2,7 @@
 
 use crate::chunk::Chunk;
 use crate::expr::{Fault, Metadata, Runtime};
+use crate::ids::EventId;
 use crate::record::Input;
 use crate::topology::spec::NodeId;
 
@@ -173,10 +174,9 @@ impl Run<'_, '_> {
                         while let Some((json, id)) = updates.next() {
                             let slot = match updates.peek() {
                                 Some(_) => self.pool.child(slot),
-                                None => self.pool.own(slot),
+                                None => slot,
                             };
-                            self.pool.get_mut(slot).become_update(json, id)?;
-                            self.pass(*node, slot, Some(&takers[0]));
+                            self.update(*node, slot, json, id, &takers[0])?;
                         }
                     }
                     Folded::Dropped => self.pass(*node, slot, None),
@@ -201,11 +201,7 @@ impl Run<'_, '_> {
             Operator::Join(join) => {
                 let record = self.pool.get(slot);
                 match join.join(record, self.input, self.event, self.states)? {
-                    Joined::Record(id) => {
-                        let slot = self.pool.own(slot);
-                        self.pool.get_mut(slot).become_update(join.output(), id)?;
-                        self.pass(*node, slot, Some(&takers[0]));
-                    }
+                    Joined::Record(id) => self.update(*node, slot, join.output(), id, &takers[0])?,
                     Joined::Null => self.pass(*node, slot, Some(&takers[0])),
                     Joined::Alone => self.pass(*node, slot, None),
                 }
@@ -213,11 +209,7 @@ impl Run<'_, '_> {
             Operator::JoinTables(join) => {
                 let record = self.pool.get(slot);
                 match join.change(record, self.input, self.event, self.states)? {
-                    Changed::Row(id) => {
-                        let slot = self.pool.own(slot);
-                        self.pool.get_mut(slot).become_update(join.output(), id)?;
-                        self.pass(*node, slot, Some(&takers[0]));
-                    }
+                    Changed::Row(id) => self.update(*node, slot, join.output(), id, &takers[0])?,
                     Changed::Gone(id) => {
                         let slot = self.pool.own(slot);
                         self.pool.get_mut(slot).become_null(id)?;
@@ -234,6 +226,14 @@ impl Run<'_, '_> {
                 self.pool.release(slot);
             }
         }
+        Ok(())
+    }
+
+    /// Sends on what a node made of a record, under an id of its own.
+    fn update(&mut self, node: NodeId, slot: Slot, json: &[u8], id: EventId, takers: &Vec<usize>) -> Result<(), Fault> {
+        let slot = self.pool.own(slot);
+        self.pool.get_mut(slot).become_update(json, id)?;
+        self.pass(node, slot, Some(takers));
         Ok(())
     }
 

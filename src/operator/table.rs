@@ -1,18 +1,17 @@
 //! `table`: keeps the latest value of each key, and passes records on.
 
-use crate::chunk::{Chunk, Target, TargetId};
+use crate::chunk::Chunk;
 use crate::expr::Fault;
 use crate::ids::EventId;
-use crate::json::write_string;
 use crate::record::{Input, Offset};
 use crate::reject::header;
 
-use super::Record;
-use super::aggregate::{Stamp, elsewhere, put};
+use super::aggregate::Stamp;
+use super::changelog::Changelog;
 use super::coding::{Coded, put_number};
-use super::sink::record_size;
+use super::record::{Record, write_text};
 use super::source::Event;
-use super::state::{States, StoreId};
+use super::state::{States, StoreId, elsewhere};
 
 /// The format byte of keys and values.
 const FORMAT: u8 = 1;
@@ -24,16 +23,19 @@ pub(super) const STAMP: Stamp = [FORMAT, b't', b'a', b'b', b'l'];
 const JSON: u8 = 0;
 const TEXT: u8 = 1;
 
+/// What is wrong with text that becomes a member of an object.
+pub(super) const NOT_UTF8: &str = "the row is not UTF-8";
+
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     store: StoreId,
-    changelog: (TargetId, Target),
+    changelog: Changelog,
     key: Vec<u8>,
     row: Vec<u8>,
 }
 
 impl Table {
-    pub(super) fn new(store: StoreId, changelog: (TargetId, Target)) -> Table {
+    pub(super) fn new(store: StoreId, changelog: Changelog) -> Table {
         Table { store, changelog, key: Vec::new(), row: Vec::new() }
     }
 
@@ -60,12 +62,9 @@ impl Table {
         row_key(key, &mut self.key);
         // What is read in its turn is newer than every row.
         if input.headers.last(header::RESTORED).is_some() {
-            let held = states.read(self.store, input.partition, &self.key, &mut self.row);
-            if held.ok_or_else(|| elsewhere(input.partition))? {
-                let row = Row::decode(&self.row).expect("what is restored has the stamp of a table");
-                if row.offset > input.offset {
-                    return Ok(false);
-                }
+            let row = find(states, self.store, input.partition, &self.key, &mut self.row)?;
+            if row.is_some_and(|row| row.offset > input.offset) {
+                return Ok(false);
             }
         } else if !states.is_held(self.store, input.partition) {
             return Err(elsewhere(input.partition));
@@ -81,16 +80,8 @@ impl Table {
             record.body.encode(&mut self.row);
             &self.row[..]
         });
-        let (_, target) = &self.changelog;
-        let size = record_size(self.key.len(), value.map_or(0, <[u8]>::len));
-        if size > target.max_message_bytes {
-            let Target { topic, max_message_bytes, .. } = target;
-            let message = format!(
-                "the row takes {size} bytes, the topic `{topic}` takes {max_message_bytes} (max.message.bytes)"
-            );
-            return Err(Fault::new("too-large", message));
-        }
-        put(&self.changelog, input.partition, &self.key, value, chunk);
+        self.changelog.check("the row", &self.key, value)?;
+        self.changelog.put(input.partition, &self.key, value, chunk);
         states.write(self.store, input.partition, &self.key, value);
         Ok(true)
     }
@@ -126,13 +117,25 @@ impl<'a> Row<'a> {
     pub(super) fn write(&self, out: &mut Vec<u8>) -> Result<(), Fault> {
         match self.kind {
             JSON => out.extend_from_slice(self.value),
-            _ => {
-                let text = std::str::from_utf8(self.value);
-                write_string(text.map_err(|_| Fault::new("field", "the row is not UTF-8"))?, out);
-            }
+            _ => write_text(self.value, NOT_UTF8, out)?,
         }
         Ok(())
     }
+}
+
+/// Looks a row up by the key that [`row_key`] makes; its bytes are in `row`.
+///
+/// # Errors
+/// `retry`: another worker has the table.
+pub(super) fn find<'r>(
+    states: &States,
+    table: StoreId,
+    partition: i32,
+    key: &[u8],
+    row: &'r mut Vec<u8>,
+) -> Result<Option<Row<'r>>, Fault> {
+    let found = states.read(table, partition, key, row)?;
+    Ok(found.then(|| Row::decode(row).expect("what is restored has the stamp of a table")))
 }
 
 /// Writes the key under which a row lies.

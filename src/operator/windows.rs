@@ -133,7 +133,7 @@ impl Aggregate {
     }
 
     /// Removes the next windows that have closed, so many at most, and answers what is put out of them: in the order of
-    /// their ends, then of their keys. The third says where to go on, if there may be more.
+    /// their ends, then of their keys. The second says where to go on, if there may be more.
     pub(super) fn close_aligned(
         &mut self,
         size: i64,
